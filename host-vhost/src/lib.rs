@@ -1,0 +1,1 @@
+//! The native host of the Doorbell NVMe controller.

@@ -1,0 +1,2 @@
+//! Jobs.
+fn main() {}
