@@ -1,0 +1,4 @@
+//! Doorbells.
+pub use crate::sync::AtomicU32;
+/// The doorbell registers.
+pub type Registers = [AtomicU32];
