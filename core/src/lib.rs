@@ -52,3 +52,5 @@ pub mod namespace;
 pub mod spec;
 mod sync;
 pub mod tag;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
