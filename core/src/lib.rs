@@ -57,3 +57,5 @@ mod queue;
 pub mod spec;
 mod sync;
 pub mod tag;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
