@@ -1,1 +1,3 @@
 //! The native host of the Doorbell NVMe controller.
+
+pub mod storage;
