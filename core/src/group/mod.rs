@@ -428,6 +428,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         None
     }
 
+    /// Whether [`QueueGroup::poll_interrupt`] has anything to decide; spares hosts a look at the clock.
+    #[inline]
+    #[must_use]
+    pub fn wants_interrupt(&self) -> bool {
+        !self.unannounced.is_empty()
+    }
+
     /// When [`QueueGroup::poll_interrupt`] should be called again for interrupts that coalescing holds back,
     /// on the same clock, or `None` where none is held back.
     #[must_use]
