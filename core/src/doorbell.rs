@@ -1,4 +1,250 @@
-//! Doorbells.
-pub use crate::sync::AtomicU32;
-/// The doorbell registers.
+//! Doorbells: the registers, the shadow doorbells of Doorbell Buffer Config, and going to sleep.
+//!
+//! A [`Doorbell`] answers one question, "what has the driver written since I looked last?", from two places:
+//! the register (which the guest writes through a mapped page, or the host stores on the guest's behalf) and,
+//! once Doorbell Buffer Config has succeeded, an entry of the Shadow Doorbell buffer in guest memory. Read
+//! first: NVM Express Base Specification 2.0, section 5.8 and appendix B.5; PCIe Transport Specification 1.0,
+//! section 3.1.2.
+//!
+//! # Two sources, one truth
+//!
+//! A driver that follows the specification stores into the shadow first and writes the register only where
+//! EventIdx asks for it; the admin queue, firmware and older drivers use the register alone. So both are
+//! looked at, the register first (a driver that wrote both wrote the shadow before it):
+//!
+//! * The shadow moved: it is the truth, and a register write is only the hint to look.
+//! * Only the register moved: the driver doesn't use the shadow here. The value is taken and *stored into the
+//!   shadow* by compare-and-exchange, so that the next change of either shows as a change.
+//! * Only the register moved, but this driver has used the shadow before: with posted register writes this may
+//!   be a write that was overtaken by a later shadow store which has been consumed already. It is taken only
+//!   where it lies ahead, by at most half a ring; going back would run commands a second time.
+//!
+//! # Why no wake-up is lost
+//!
+//! Going to sleep is Dekker's protocol. The device stores EventIdx, executes a sequentially consistent fence
+//! and loads the shadow ([`Doorbell::arm`]); the driver stores the shadow, executes a full barrier (Linux: the
+//! `mb()` in its dbbuf update; SPDK: its memory barrier before it looks at EventIdx) and loads EventIdx. With
+//! both fences at least one side sees the other's store: either the device finds the shadow moved and stays
+//! awake, or the driver finds EventIdx at its old position and writes the register. `core/tests/loom.rs` runs
+//! this module against both drivers' rules and shows that either fence's absence is found.
+//!
+//! While polling, EventIdx is kept one entry *behind* the position, `(position + size - 1) mod size`: with
+//! Linux's rule that asks for no register write at all, with SPDK's for one per completely filled ring.
+
+use crate::memory::{DmaError, DmaMemory};
+use crate::message::DoorbellBuffer;
+use crate::queue::{behind, distance};
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// The doorbell registers at 1000h of the device's register space with stride 0 (CAP.DSTRD 0): the tail of
+/// submission queue `q` at index 2q, the head of completion queue `q` at 2q + 1.
+///
+/// Whoever receives a doorbell write stores it here: the guest itself through a mapping, or the host.
 pub type Registers = [AtomicU32];
+
+/// The index of a submission queue's tail doorbell.
+#[must_use]
+pub const fn tail_index(qid: u16) -> u32 {
+    (qid as u32).wrapping_mul(2)
+}
+
+/// The index of a completion queue's head doorbell.
+#[must_use]
+pub const fn head_index(qid: u16) -> u32 {
+    (qid as u32).wrapping_mul(2).wrapping_add(1)
+}
+
+/// Stores 0 into the register at `index`, as a queue's creation and a controller's reset do.
+pub fn clear_register(registers: &Registers, index: u32) {
+    if let Some(register) = registers.get(index as usize) {
+        register.store(0, Ordering::Relaxed);
+    }
+}
+
+fn load_register(registers: &Registers, index: u32) -> u32 {
+    registers.get(index as usize).map_or(0, |register| register.load(Ordering::Relaxed))
+}
+
+/// One doorbell, from the device's side.
+#[derive(Clone, Copy, Debug)]
+pub struct Doorbell {
+    index: u32,
+    /// The register's value when it was looked at last.
+    register: u32,
+    shadow: Option<Shadow>,
+}
+
+/// A doorbell's entries in the two buffers.
+#[derive(Clone, Copy, Debug)]
+struct Shadow {
+    /// Guest address of the Shadow Doorbell entry.
+    address: u64,
+    /// Guest address of the EventIdx entry.
+    event_idx: u64,
+    /// What the shadow held when it was looked at or stored into last.
+    seen: u32,
+    /// What EventIdx holds.
+    published: u32,
+    /// The driver has moved the shadow since it was set up.
+    used: bool,
+}
+
+/// Why a doorbell could not be looked at or armed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DoorbellError {
+    /// The value is not below the queue's size; it was dropped and won't be reported again.
+    Invalid(u32),
+    /// The buffer's memory is gone.
+    Dma,
+}
+
+impl From<DmaError> for DoorbellError {
+    fn from(_: DmaError) -> Self {
+        Self::Dma
+    }
+}
+
+impl Doorbell {
+    /// The doorbell at `index`, whose register holds 0.
+    #[must_use]
+    pub const fn new(index: u32) -> Self {
+        Self { index, register: 0, shadow: None }
+    }
+
+    /// Whether the shadow is in use.
+    #[must_use]
+    pub const fn has_shadow(&self) -> bool {
+        self.shadow.is_some()
+    }
+
+    /// Seeds both entries of `buffer` with `position` and uses the shadow from now on.
+    ///
+    /// # Errors
+    /// Where either entry can't be written; the doorbell is then unchanged.
+    pub fn attach(
+        &mut self,
+        memory: &impl DmaMemory,
+        buffer: DoorbellBuffer,
+        position: u32,
+    ) -> Result<(), DmaError> {
+        let offset = u64::from(self.index).wrapping_mul(4);
+        let address = buffer.shadow.checked_add(offset).ok_or(DmaError)?;
+        let event_idx = buffer.event_idx.checked_add(offset).ok_or(DmaError)?;
+        memory.store_u32(address, position)?;
+        memory.store_u32(event_idx, position)?;
+        self.shadow = Some(Shadow { address, event_idx, seen: position, published: position, used: false });
+        Ok(())
+    }
+
+    /// Goes back to the register alone.
+    pub fn detach(&mut self) {
+        self.shadow = None;
+    }
+
+    /// Looks for a new value. `position` is the last value taken, `size` the queue's entries.
+    ///
+    /// `Ok(None)` where nothing has moved. A value that is returned is below `size`, and everything that the
+    /// driver wrote before it is visible (acquire).
+    ///
+    /// # Errors
+    /// [`DoorbellError::Invalid`] for a value that no queue of this size has, [`DoorbellError::Dma`] where the
+    /// shadow can't be loaded.
+    #[inline]
+    pub fn poll(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        position: u32,
+        size: u32,
+    ) -> Result<Option<u32>, DoorbellError> {
+        let register = load_register(registers, self.index);
+        let rung = register != self.register;
+        self.register = register;
+        let value = match &mut self.shadow {
+            None if !rung => return Ok(None),
+            None => register,
+            Some(shadow) => {
+                if rung {
+                    // A driver stores the shadow before the register (its write barrier between the two).
+                    fence(Ordering::Acquire);
+                }
+                let loaded = memory.load_u32(shadow.address)?;
+                if loaded != shadow.seen {
+                    shadow.seen = loaded;
+                    shadow.used = true;
+                    loaded
+                } else if rung && shadow.accepts(register, position, size) {
+                    shadow.write_through(memory, register)?
+                } else {
+                    return Ok(None);
+                }
+            }
+        };
+        if value >= size {
+            return Err(DoorbellError::Invalid(value));
+        }
+        if value == position {
+            return Ok(None);
+        }
+        // Pairs with the driver's write barrier between the queue's entries and its doorbell.
+        fence(Ordering::Acquire);
+        Ok(Some(value))
+    }
+
+    /// While polling: keeps EventIdx one entry behind `position`, so that the driver writes no register.
+    ///
+    /// # Errors
+    /// Where EventIdx can't be stored.
+    #[inline]
+    pub fn publish(&mut self, memory: &impl DmaMemory, position: u32, size: u32) -> Result<(), DmaError> {
+        let Some(shadow) = &mut self.shadow else { return Ok(()) };
+        let value = behind(position, size);
+        if shadow.published != value {
+            memory.store_u32(shadow.event_idx, value)?;
+            shadow.published = value;
+        }
+        Ok(())
+    }
+
+    /// Before sleeping: asks the driver to write the register at its next move from `position`, and says
+    /// whether it has moved already (then the device must not sleep; [`Doorbell::poll`] will find it).
+    ///
+    /// # Errors
+    /// Where the buffers can't be accessed.
+    pub fn arm(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        position: u32,
+    ) -> Result<bool, DmaError> {
+        let moved = match &mut self.shadow {
+            None => false,
+            Some(shadow) => {
+                memory.store_u32(shadow.event_idx, position)?;
+                shadow.published = position;
+                // Pairs with the driver's full barrier between its store to the shadow and its load of
+                // EventIdx: one of the two loads must see the other side's store.
+                fence(Ordering::SeqCst);
+                memory.load_u32(shadow.address)? != shadow.seen
+            }
+        };
+        Ok(moved || load_register(registers, self.index) != self.register)
+    }
+}
+
+impl Shadow {
+    /// Whether a register value counts although the shadow hasn't moved.
+    fn accepts(&self, register: u32, position: u32, size: u32) -> bool {
+        // Without any use of the shadow the register is all there is; an impossible value must be reported.
+        !self.used || register >= size || distance(position, register, size) <= size / 2
+    }
+
+    /// Makes the shadow agree with a register value; a driver that moves the shadow at this moment wins.
+    fn write_through(&mut self, memory: &impl DmaMemory, register: u32) -> Result<u32, DmaError> {
+        let found = memory.compare_exchange_u32(self.address, self.seen, register)?;
+        let value = if found == self.seen { register } else { found };
+        self.used |= value != register;
+        self.seen = value;
+        Ok(value)
+    }
+}

@@ -34,21 +34,28 @@
 //! Specification 1.0, NVMe over PCIe Transport Specification 1.0.
 #![cfg_attr(not(any(test, loom, feature = "testing")), no_std)]
 #![forbid(unsafe_code)]
-#![warn(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    clippy::unwrap_used
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unwrap_used,
+    )
 )]
 
 pub mod command;
 pub mod data;
 pub mod doorbell;
+pub mod group;
 pub mod memory;
 pub mod message;
 pub mod namespace;
+mod queue;
 pub mod spec;
 mod sync;
 pub mod tag;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -40,6 +40,8 @@ pub enum GroupRequest {
         base: u64,
         /// Entries, 2 to 65,536.
         size: u32,
+        /// Memory page size as a power of two (CC.MPS + 12), which PRP entries count in.
+        page_shift: u8,
     },
     /// Delete I/O Completion Queue; the controller has checked that no submission queue uses it.
     DeleteCompletionQueue {

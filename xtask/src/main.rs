@@ -1,2 +1,67 @@
-//! Jobs.
-fn main() {}
+//! Set-up and jobs that people and CI share. `cargo xtask help` lists them.
+//!
+//! One job is one file in `job/`; everything that a fresh machine needs is in `setup/`. A part that is
+//! missing on the machine is a failure with a message that says what to do, never a silent skip.
+
+mod command;
+mod job;
+mod layout;
+mod report;
+mod setup;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::job::test::Part;
+
+/// Set-up and jobs that people and CI share.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Bring a QEMU with vfio-user, firmware, a Linux kernel and a guest image under `target/guest`
+    Setup {
+        /// Build everything again although it is there
+        #[arg(long)]
+        force: bool,
+    },
+    /// Serve a RAM namespace, drive it over its own socket, print the tables
+    Demo {
+        /// Passed on to `doorbell demo`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the set-up and the tests: every part, or the parts named
+    Test {
+        /// The parts to run; none means all of them
+        #[arg(value_enum)]
+        parts: Vec<Part>,
+    },
+    /// Check formatting, clippy and rustdoc; warnings are errors
+    Lint,
+    /// Run the benchmarks of the core
+    Bench {
+        /// Passed on to `cargo bench`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut report = report::Report::new();
+    match arguments.task {
+        Task::Setup { force } => report.run("setup", || setup::run(force)),
+        Task::Demo { arguments } => report.run("demo", || job::demo::run(&arguments)),
+        Task::Test { parts } => job::test::run(&parts, &mut report),
+        Task::Lint => job::lint::run(&mut report),
+        Task::Bench { arguments } => report.run("bench", || job::bench::run(&arguments)),
+    }
+    report.finish()
+}

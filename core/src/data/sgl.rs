@@ -140,7 +140,7 @@ impl SglWalk {
             BIT_BUCKET => self.take(descriptor, true),
             SEGMENT | LAST_SEGMENT if last_in_segment => {
                 let len_bytes = descriptor.len_bytes;
-                if len_bytes == 0 || len_bytes % DESCRIPTOR_BYTES != 0 {
+                if len_bytes == 0 || !len_bytes.is_multiple_of(DESCRIPTOR_BYTES) {
                     return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR.dnr());
                 }
                 if descriptor.address & 7 != 0 {

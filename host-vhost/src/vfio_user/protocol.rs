@@ -183,194 +183,225 @@ fn message_bytes(payload_bytes: usize) -> U32 {
     U32::new(u32::try_from(HEADER_BYTES + payload_bytes).unwrap_or(u32::MAX))
 }
 
-macro_rules! layout {
-    ($($(#[$meta:meta])* struct $name:ident: $bytes:literal { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {
-        $(
-            $(#[$meta])*
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
-            #[repr(C)]
-            pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
-            const _: () = assert!(size_of::<$name>() == $bytes);
-        )*
-    };
-}
-
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
 
-layout! {
-    /// The fixed part of VERSION, both ways; JSON follows.
-    struct VersionFixed: 4 {
-        /// Major version.
-        major: U16,
-        /// Minor version.
-        minor: U16,
-    }
-
-    /// DMA_MAP.
-    struct DmaMap: 32 {
-        /// Bytes of this structure.
-        argsz: U32,
-        /// Bits [`DmaMap::READ`] and the like.
-        flags: U32,
-        /// First byte in the file that comes with the message.
-        offset: U64,
-        /// First guest address.
-        address: U64,
-        /// Bytes.
-        size: U64,
-    }
-
-    /// DMA_UNMAP, both ways.
-    struct DmaUnmap: 24 {
-        /// Bytes that the reply's payload may have.
-        argsz: U32,
-        /// Bit [`DmaUnmap::ALL`].
-        flags: U32,
-        /// First guest address.
-        address: U64,
-        /// Bytes.
-        size: U64,
-    }
-
-    /// DEVICE_GET_INFO, both ways.
-    struct DeviceInfo: 16 {
-        /// Bytes of this structure, or more.
-        argsz: U32,
-        /// Bits [`DeviceInfo::RESET`] and [`DeviceInfo::PCI`].
-        flags: U32,
-        /// Number of regions.
-        num_regions: U32,
-        /// Number of interrupt types.
-        num_irqs: U32,
-    }
-
-    /// DEVICE_GET_REGION_INFO, both ways; capabilities follow.
-    struct RegionInfo: 32 {
-        /// Request: bytes that the reply's payload may have; reply: bytes that a full one has.
-        argsz: U32,
-        /// Bits [`RegionInfo::READ`] and the like.
-        flags: U32,
-        /// The region.
-        index: U32,
-        /// Where capabilities start, from the start of this structure; 0 where there are none.
-        cap_offset: U32,
-        /// Bytes of the region.
-        size: U64,
-        /// Where the region starts in the file that comes with the reply.
-        offset: U64,
-    }
-
-    /// The capability "sparse mmap" up to its areas.
-    struct SparseMmapCapability: 16 {
-        /// 1.
-        id: U16,
-        /// 1.
-        version: U16,
-        /// Offset of the next capability, 0 for none.
-        next: U32,
-        /// Areas that follow.
-        nr_areas: U32,
-        /// 0.
-        reserved: U32,
-    }
-
-    /// One mappable area of a region.
-    struct SparseArea: 16 {
-        /// First byte in the region.
-        offset: U64,
-        /// Bytes.
-        size: U64,
-    }
-
-    /// DEVICE_GET_REGION_IO_FDS, both ways; [`IoEventFd`]s follow in the reply.
-    struct RegionIoFds: 16 {
-        /// Request: bytes that the reply's payload may have; reply: bytes that a full one has.
-        argsz: U32,
-        /// 0.
-        flags: U32,
-        /// The region.
-        index: U32,
-        /// Entries; 0 in the request.
-        count: U32,
-    }
-
-    /// One ioeventfd. The specification's text has 40 bytes with `datamatch` at 32; libvfio-user, and so
-    /// SPDK, has these 48. The part in use is the same, and a client takes the distance from argsz and count.
-    struct IoEventFd: 48 {
-        /// First byte in the region.
-        offset: U64,
-        /// Bytes; 0 for writes of any width.
-        size: U64,
-        /// Which of the reply's file descriptors.
-        fd_index: U32,
-        /// 0, an ioeventfd.
-        kind: U32,
-        /// KVM_IOEVENTFD flags; always 0 here.
-        flags: U32,
-        /// Not in use.
-        shadow_mem_fd_index: U32,
-        /// Not in use.
-        shadow_offset: U64,
-        /// Not in use.
-        datamatch: U64,
-    }
-
-    /// DEVICE_GET_IRQ_INFO, both ways.
-    struct IrqInfo: 16 {
-        /// Bytes of this structure, or more.
-        argsz: U32,
-        /// Bits [`IrqInfo::EVENTFD`] and the like.
-        flags: U32,
-        /// The interrupt type.
-        index: U32,
-        /// Interrupts of that type.
-        count: U32,
-    }
-
-    /// The fixed part of DEVICE_SET_IRQS; one byte for each interrupt follows where the data is boolean.
-    struct IrqSet: 20 {
-        /// Bytes of this structure and what follows.
-        argsz: U32,
-        /// One data bit and one action bit.
-        flags: U32,
-        /// The interrupt type.
-        index: U32,
-        /// First interrupt.
-        start: U32,
-        /// Number of interrupts.
-        count: U32,
-    }
-
-    /// REGION_READ and REGION_WRITE, both ways; data follows.
-    struct RegionAccess: 16 {
-        /// First byte in the region.
-        offset: U64,
-        /// The region.
-        region: U32,
-        /// Bytes of data.
-        count: U32,
-    }
-
-    /// One write of REGION_WRITE_MULTI.
-    struct RegionWriteOne: 24 {
-        /// First byte in the region.
-        offset: U64,
-        /// The region.
-        region: U32,
-        /// Bytes, at most 8.
-        count: U32,
-        /// The data, from its first byte on.
-        data: [u8; 8],
-    }
-
-    /// DMA_READ and DMA_WRITE, both ways; data follows.
-    struct DmaAccess: 16 {
-        /// First guest address.
-        address: U64,
-        /// Bytes of data.
-        count: U64,
-    }
+/// The fixed part of VERSION, both ways; JSON follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct VersionFixed {
+    /// Major version.
+    pub major: U16,
+    /// Minor version.
+    pub minor: U16,
 }
+
+/// DMA_MAP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DmaMap {
+    /// Bytes of this structure.
+    pub argsz: U32,
+    /// Bits [`DmaMap::READ`] and the like.
+    pub flags: U32,
+    /// First byte in the file that comes with the message.
+    pub offset: U64,
+    /// First guest address.
+    pub address: U64,
+    /// Bytes.
+    pub size: U64,
+}
+
+/// DMA_UNMAP, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DmaUnmap {
+    /// Bytes that the reply's payload may have.
+    pub argsz: U32,
+    /// Bit [`DmaUnmap::ALL`].
+    pub flags: U32,
+    /// First guest address.
+    pub address: U64,
+    /// Bytes.
+    pub size: U64,
+}
+
+/// DEVICE_GET_INFO, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DeviceInfo {
+    /// Bytes of this structure, or more.
+    pub argsz: U32,
+    /// Bits [`DeviceInfo::RESET`] and [`DeviceInfo::PCI`].
+    pub flags: U32,
+    /// Number of regions.
+    pub num_regions: U32,
+    /// Number of interrupt types.
+    pub num_irqs: U32,
+}
+
+/// DEVICE_GET_REGION_INFO, both ways; capabilities follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegionInfo {
+    /// Request: bytes that the reply's payload may have; reply: bytes that a full one has.
+    pub argsz: U32,
+    /// Bits [`RegionInfo::READ`] and the like.
+    pub flags: U32,
+    /// The region.
+    pub index: U32,
+    /// Where capabilities start, from the start of this structure; 0 where there are none.
+    pub cap_offset: U32,
+    /// Bytes of the region.
+    pub size: U64,
+    /// Where the region starts in the file that comes with the reply.
+    pub offset: U64,
+}
+
+/// The capability "sparse mmap" up to its areas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SparseMmapCapability {
+    /// 1.
+    pub id: U16,
+    /// 1.
+    pub version: U16,
+    /// Offset of the next capability, 0 for none.
+    pub next: U32,
+    /// Areas that follow.
+    pub nr_areas: U32,
+    /// 0.
+    pub reserved: U32,
+}
+
+/// One mappable area of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SparseArea {
+    /// First byte in the region.
+    pub offset: U64,
+    /// Bytes.
+    pub size: U64,
+}
+
+/// DEVICE_GET_REGION_IO_FDS, both ways; [`IoEventFd`]s follow in the reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegionIoFds {
+    /// Request: bytes that the reply's payload may have; reply: bytes that a full one has.
+    pub argsz: U32,
+    /// 0.
+    pub flags: U32,
+    /// The region.
+    pub index: U32,
+    /// Entries; 0 in the request.
+    pub count: U32,
+}
+
+/// One ioeventfd. The specification's text has 40 bytes with `datamatch` at 32; libvfio-user, and so
+/// SPDK, has these 48. The part in use is the same, and a client takes the distance from argsz and count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IoEventFd {
+    /// First byte in the region.
+    pub offset: U64,
+    /// Bytes; 0 for writes of any width.
+    pub size: U64,
+    /// Which of the reply's file descriptors.
+    pub fd_index: U32,
+    /// 0, an ioeventfd.
+    pub kind: U32,
+    /// KVM_IOEVENTFD flags; always 0 here.
+    pub flags: U32,
+    /// Not in use.
+    pub shadow_mem_fd_index: U32,
+    /// Not in use.
+    pub shadow_offset: U64,
+    /// Not in use.
+    pub datamatch: U64,
+}
+
+/// DEVICE_GET_IRQ_INFO, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IrqInfo {
+    /// Bytes of this structure, or more.
+    pub argsz: U32,
+    /// Bits [`IrqInfo::EVENTFD`] and the like.
+    pub flags: U32,
+    /// The interrupt type.
+    pub index: U32,
+    /// Interrupts of that type.
+    pub count: U32,
+}
+
+/// The fixed part of DEVICE_SET_IRQS; one byte for each interrupt follows where the data is boolean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IrqSet {
+    /// Bytes of this structure and what follows.
+    pub argsz: U32,
+    /// One data bit and one action bit.
+    pub flags: U32,
+    /// The interrupt type.
+    pub index: U32,
+    /// First interrupt.
+    pub start: U32,
+    /// Number of interrupts.
+    pub count: U32,
+}
+
+/// REGION_READ and REGION_WRITE, both ways; data follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegionAccess {
+    /// First byte in the region.
+    pub offset: U64,
+    /// The region.
+    pub region: U32,
+    /// Bytes of data.
+    pub count: U32,
+}
+
+/// One write of REGION_WRITE_MULTI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegionWriteOne {
+    /// First byte in the region.
+    pub offset: U64,
+    /// The region.
+    pub region: U32,
+    /// Bytes, at most 8.
+    pub count: U32,
+    /// The data, from its first byte on.
+    pub data: [u8; 8],
+}
+
+/// DMA_READ and DMA_WRITE, both ways; data follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DmaAccess {
+    /// First guest address.
+    pub address: U64,
+    /// Bytes of data.
+    pub count: U64,
+}
+
+const _: () = {
+    assert!(size_of::<VersionFixed>() == 4);
+    assert!(size_of::<DmaMap>() == 32);
+    assert!(size_of::<DmaUnmap>() == 24);
+    assert!(size_of::<DeviceInfo>() == 16);
+    assert!(size_of::<RegionInfo>() == 32);
+    assert!(size_of::<SparseMmapCapability>() == 16);
+    assert!(size_of::<SparseArea>() == 16);
+    assert!(size_of::<RegionIoFds>() == 16);
+    assert!(size_of::<IoEventFd>() == 48);
+    assert!(size_of::<IrqInfo>() == 16);
+    assert!(size_of::<IrqSet>() == 20);
+    assert!(size_of::<RegionAccess>() == 16);
+    assert!(size_of::<RegionWriteOne>() == 24);
+    assert!(size_of::<DmaAccess>() == 16);
+};
 
 impl DmaMap {
     /// The device may read.

@@ -1,0 +1,640 @@
+//! Queue groups: the I/O path.
+//!
+//! A [`QueueGroup`] owns I/O completion queues and every submission queue that names one of them. Its owner,
+//! one thread, drives it in a loop:
+//!
+//! 1. [`QueueGroup::poll_command`] until it returns `None`, and carries the commands out;
+//! 2. [`QueueGroup::complete`] for each that has ended, in any order;
+//! 3. [`QueueGroup::poll_interrupt`] until `None`, once for the whole batch;
+//! 4. [`QueueGroup::poll_message`], which goes to the controller;
+//! 5. where nothing happened for a while, [`QueueGroup::arm`], and sleeps if that says so.
+//!
+//! Requests of the controller come in through [`QueueGroup::handle_request`]. The group moves no user data and
+//! knows nothing of storage or time; what it is told of time is only compared with what it was told before.
+//!
+//! A command is fetched only when a slot of the command table is free *and* an entry of its completion queue
+//! is reserved; so completing can't fail, and the table may be much smaller than the queues.
+
+mod parse;
+mod request;
+mod slots;
+mod statistics;
+
+use heapless::{Deque, Vec};
+
+use crate::command::IoCommand;
+use crate::doorbell::{DoorbellError, Registers};
+use crate::memory::{DmaError, DmaMemory};
+use crate::message::{
+    Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupStatistics,
+};
+use crate::namespace::Namespace;
+use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
+use crate::spec::status::Status;
+use crate::tag::Tag;
+use parse::Parsed;
+use slots::{Slot, Slots};
+pub use statistics::QueueStatistics;
+
+/// Commands of one submission queue that are taken in a row before the next queue has its turn.
+const ARBITRATION_BURST: u16 = 32;
+
+/// Commands that one call of [`QueueGroup::poll_command`] may refuse before it returns, so that a queue full of
+/// nonsense costs bounded time.
+const REFUSALS_PER_POLL: u16 = 32;
+
+/// Events kept for the controller; more than these between two polls are dropped and counted.
+const EVENTS: usize = 8;
+
+/// What a group is told once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Maximum Data Transfer Size, in bytes.
+    pub mdts_bytes: u32,
+}
+
+impl GroupConfig {
+    /// 1 MiB.
+    pub const DEFAULT: Self = Self { mdts_bytes: 1 << 20 };
+}
+
+impl Default for GroupConfig {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// What became of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Completed {
+    /// The driver's completion queue has it.
+    Posted,
+    /// The command was known, but its queue is gone (a reset is under way): nothing was written.
+    Dropped,
+    /// No command has this tag any more: nothing was touched.
+    Stale,
+}
+
+/// What [`QueueGroup::arm`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Armed {
+    /// A doorbell register will be written at the driver's next move: the owner may sleep.
+    Sleep,
+    /// There is work: poll again.
+    Busy,
+}
+
+/// Completion queues and the submission queues on them. `QUEUES` is the number of each, `COMMANDS` the number
+/// of commands in flight over all of them, `NAMESPACES` the highest namespace identifier.
+#[derive(Debug)]
+pub struct QueueGroup<const QUEUES: usize = 16, const COMMANDS: usize = 256, const NAMESPACES: usize = 16> {
+    config: GroupConfig,
+    page_shift: u8,
+    write_cache: bool,
+    submission: [Option<Submission>; QUEUES],
+    completion: [Option<GroupCompletion>; QUEUES],
+    /// Indices into `submission` of the queues that exist, in the order of their turns.
+    active: Vec<u16, QUEUES>,
+    /// Index into `active` of the queue whose turn it is.
+    turn: u16,
+    /// Commands that it may still take in this turn.
+    burst_left: u16,
+    /// Indices into `completion` of the queues with entries that no interrupt has told of.
+    unannounced: Vec<u16, QUEUES>,
+    slots: Slots<COMMANDS>,
+    namespaces: [NamespaceEntry; NAMESPACES],
+    doorbell_buffer: Option<DoorbellBuffer>,
+    coalescing: Coalescing,
+    state: State,
+    pending: Option<Pending>,
+    reply: Option<GroupReply>,
+    events: Deque<GroupEvent, EVENTS>,
+    dropped_events: u64,
+    statistics: GroupStatistics,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// The host asked for a standstill: nothing is fetched.
+    Paused,
+    /// A reset waits for the commands in flight.
+    Resetting,
+}
+
+/// A request whose reply has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    DeleteSubmissionQueue {
+        index: u16,
+    },
+    RemoveNamespace {
+        index: usize,
+    },
+    Abort {
+        tag: Tag,
+        /// The host has been told.
+        told: bool,
+    },
+}
+
+/// A submission queue in its group.
+#[derive(Clone, Copy, Debug)]
+struct Submission {
+    queue: SubmissionQueue,
+    /// Index of its completion queue.
+    completion: u16,
+    /// Commands fetched and not completed.
+    in_flight: u32,
+    /// Fetch nothing more: it is being deleted, or its memory is gone.
+    stopped: bool,
+    statistics: QueueStatistics,
+}
+
+/// A completion queue in its group.
+#[derive(Clone, Copy, Debug)]
+struct GroupCompletion {
+    queue: CompletionQueue,
+    vector: Option<u16>,
+    coalesce: bool,
+    /// Entries that no interrupt has told of.
+    unannounced: u32,
+    /// When the first of them was seen by `poll_interrupt`.
+    since: Option<u64>,
+    interrupts: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct NamespaceEntry {
+    namespace: Option<Namespace>,
+    in_flight: u32,
+}
+
+/// What a turn of a submission queue gave.
+enum Turn {
+    Command(IoCommand),
+    /// A command was refused and has completed.
+    Refused,
+    Nothing,
+}
+
+impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
+    QueueGroup<QUEUES, COMMANDS, NAMESPACES>
+{
+    /// A group without queues or namespaces.
+    #[must_use]
+    pub const fn new(config: GroupConfig) -> Self {
+        Self {
+            config,
+            page_shift: 12,
+            write_cache: true,
+            submission: [None; QUEUES],
+            completion: [None; QUEUES],
+            active: Vec::new(),
+            turn: 0,
+            burst_left: ARBITRATION_BURST,
+            unannounced: Vec::new(),
+            slots: Slots::new(),
+            namespaces: [NamespaceEntry { namespace: None, in_flight: 0 }; NAMESPACES],
+            doorbell_buffer: None,
+            coalescing: Coalescing { threshold_z: 0, time_100us: 0 },
+            state: State::Running,
+            pending: None,
+            reply: None,
+            events: Deque::new(),
+            dropped_events: 0,
+            statistics: GroupStatistics {
+                bytes_read: 0,
+                bytes_written: 0,
+                read_commands: 0,
+                write_commands: 0,
+                media_errors: 0,
+                error_log_entries: 0,
+            },
+        }
+    }
+
+    /// The next command to carry out, or `None` where there is none now.
+    ///
+    /// Commands that must be refused are completed here and not shown. One call looks at each queue at most
+    /// once without success and refuses a bounded number of commands.
+    #[inline]
+    #[must_use = "a command that is dropped never completes"]
+    pub fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand> {
+        if self.state != State::Running {
+            return None;
+        }
+        let mut refusals = REFUSALS_PER_POLL;
+        let mut idle = 0;
+        while idle < self.active.len() {
+            let Some(&index) = self.active.get(usize::from(self.turn)) else {
+                self.turn = 0;
+                idle = idle.wrapping_add(1);
+                continue;
+            };
+            match self.take_turn(index, memory, registers) {
+                Turn::Command(command) => {
+                    self.spend_burst();
+                    return Some(command);
+                }
+                Turn::Refused => {
+                    self.spend_burst();
+                    refusals = refusals.checked_sub(1)?;
+                }
+                Turn::Nothing => {
+                    self.next_turn();
+                    idle = idle.wrapping_add(1);
+                }
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn spend_burst(&mut self) {
+        match self.burst_left.checked_sub(1) {
+            Some(left) if left > 0 => self.burst_left = left,
+            _ => self.next_turn(),
+        }
+    }
+
+    #[inline]
+    fn next_turn(&mut self) {
+        self.burst_left = ARBITRATION_BURST;
+        self.turn = self.turn.wrapping_add(1);
+        if usize::from(self.turn) >= self.active.len() {
+            self.turn = 0;
+        }
+    }
+
+    /// One command of the submission queue at `index`, if it has one and there is room for it.
+    #[inline]
+    fn take_turn(&mut self, index: u16, memory: &impl DmaMemory, registers: &Registers) -> Turn {
+        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
+            return Turn::Nothing;
+        };
+        if submission.stopped {
+            return Turn::Nothing;
+        }
+        if submission.queue.waiting() == 0 {
+            submission.statistics.doorbell_reads = submission.statistics.doorbell_reads.wrapping_add(1);
+            if let Err(error) = submission.queue.poll_tail(memory, registers) {
+                let qid = submission.queue.qid;
+                self.doorbell_failed(qid, false, error);
+                return Turn::Nothing;
+            }
+            if submission.queue.waiting() == 0 {
+                return Turn::Nothing;
+            }
+        }
+        let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+            return Turn::Nothing;
+        };
+        if self.slots.is_full() {
+            return Turn::Nothing;
+        }
+        if !completion.queue.reserve() {
+            let polled = completion.queue.poll_head(memory, registers);
+            let qid = completion.queue.qid;
+            if !completion.queue.reserve() {
+                submission.statistics.cq_full = submission.statistics.cq_full.wrapping_add(1);
+                if let Err(error) = polled {
+                    self.doorbell_failed(qid, true, error);
+                }
+                return Turn::Nothing;
+            }
+        }
+        let Ok(entry) = submission.queue.fetch(memory) else {
+            completion.queue.release();
+            submission.stopped = true;
+            let qid = submission.queue.qid;
+            self.push_event(GroupEvent::Fatal { qid });
+            return Turn::Nothing;
+        };
+        submission.in_flight = submission.in_flight.wrapping_add(1);
+        let sqid = submission.queue.qid;
+        let cid = entry.cid.get();
+        let Parsed { nsid, lba, kind, bytes, outcome } = self.parse(&entry);
+        let namespace = match &outcome {
+            Ok(_) => self.namespace_started(nsid),
+            Err(_) => None,
+        };
+        let slot = Slot { submission: index, cid, nsid, namespace, lba, kind, bytes };
+        let Some(tag) = self.slots.occupy(slot) else { return Turn::Nothing };
+        match outcome {
+            Ok(operation) => Turn::Command(IoCommand { tag, sqid, nsid, operation }),
+            Err(status) => {
+                let _posted = self.complete(memory, tag, status);
+                Turn::Refused
+            }
+        }
+    }
+
+    fn namespace_started(&mut self, nsid: u32) -> Option<u16> {
+        let index = u16::try_from(nsid.checked_sub(1)?).ok()?;
+        let entry = self.namespaces.get_mut(usize::from(index))?;
+        entry.in_flight = entry.in_flight.wrapping_add(1);
+        Some(index)
+    }
+
+    /// Ends a command: its completion goes to the driver.
+    ///
+    /// The host has stopped touching the command's guest memory before it calls this. A command whose
+    /// [`QueueGroup::poll_cancel`] the host has obeyed ends with [`Status::ABORT_REQUESTED`].
+    #[inline]
+    pub fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed {
+        let Some(slot) = self.slots.vacate(tag) else { return Completed::Stale };
+        if let Some(index) = slot.namespace
+            && let Some(entry) = self.namespaces.get_mut(usize::from(index))
+        {
+            entry.in_flight = entry.in_flight.saturating_sub(1);
+        }
+        if self.state == State::Resetting {
+            self.finish_reset();
+            return Completed::Dropped;
+        }
+        let Some(Some(submission)) = self.submission.get_mut(usize::from(slot.submission)) else {
+            return Completed::Dropped;
+        };
+        submission.in_flight = submission.in_flight.saturating_sub(1);
+        submission.statistics.completed(&slot, status);
+        self.statistics.completed(&slot, status);
+        let completion_index = submission.completion;
+        let sqid = submission.queue.qid;
+        let sqhd = submission.queue.sqhd();
+        if statistics::is_logged(status) {
+            let error = CommandError { sqid, cid: slot.cid, status, lba: slot.lba, nsid: slot.nsid };
+            self.push_event(GroupEvent::CommandError(error));
+        }
+        self.post(completion_index, memory, Completion { sqid, sqhd, cid: slot.cid, status, result: 0 });
+        if self.pending.is_some() {
+            self.settle_pending(tag, status);
+        }
+        Completed::Posted
+    }
+
+    #[inline]
+    fn post(&mut self, index: u16, memory: &impl DmaMemory, completion: Completion) {
+        let Some(Some(target)) = self.completion.get_mut(usize::from(index)) else { return };
+        if target.queue.post(memory, completion).is_err() {
+            let qid = target.queue.qid;
+            self.push_event(GroupEvent::Fatal { qid });
+            return;
+        }
+        if target.vector.is_some() {
+            if target.unannounced == 0 {
+                // Can't be full: each queue is in it at most once.
+                let _ = self.unannounced.push(index);
+            }
+            target.unannounced = target.unannounced.wrapping_add(1);
+        }
+    }
+
+    /// The vector of a completion queue whose new entries the driver should be told of, or `None`.
+    ///
+    /// `now_ns` is the host's monotonic clock in nanoseconds, for interrupt coalescing; with coalescing off
+    /// (the default) it has no effect. The host calls this after a batch of completions: however many entries
+    /// a queue got, it is one interrupt.
+    #[inline]
+    #[must_use = "the interrupt has to be raised"]
+    pub fn poll_interrupt(&mut self, now_ns: u64) -> Option<u16> {
+        if self.unannounced.is_empty() {
+            return None;
+        }
+        let coalescing = self.coalescing;
+        let mut position = 0;
+        while let Some(&index) = self.unannounced.get(position) {
+            let Some(Some(completion)) = self.completion.get_mut(usize::from(index)) else {
+                remove(&mut self.unannounced, position);
+                continue;
+            };
+            let since = *completion.since.get_or_insert(now_ns);
+            if completion.coalesce && !coalescing.is_due(completion.unannounced, now_ns.saturating_sub(since))
+            {
+                position = position.wrapping_add(1);
+                continue;
+            }
+            completion.unannounced = 0;
+            completion.since = None;
+            completion.interrupts = completion.interrupts.wrapping_add(1);
+            let vector = completion.vector;
+            remove(&mut self.unannounced, position);
+            if vector.is_some() {
+                return vector;
+            }
+        }
+        None
+    }
+
+    /// Whether [`QueueGroup::poll_interrupt`] has anything to decide; spares hosts a look at the clock.
+    #[inline]
+    #[must_use]
+    pub fn wants_interrupt(&self) -> bool {
+        !self.unannounced.is_empty()
+    }
+
+    /// When [`QueueGroup::poll_interrupt`] should be called again for interrupts that coalescing holds back,
+    /// on the same clock, or `None` where none is held back.
+    #[must_use]
+    pub fn interrupt_deadline_ns(&self) -> Option<u64> {
+        let time_ns = self.coalescing.time_ns();
+        let held =
+            self.unannounced.iter().filter_map(|&index| self.completion.get(usize::from(index))?.as_ref());
+        held.filter_map(|completion| completion.since).map(|since| since.saturating_add(time_ns)).min()
+    }
+
+    /// Whether a pin-based interrupt (INTx) is to be asserted on account of this group: a completion queue
+    /// with interrupts enabled has entries that the driver hasn't taken (PCIe Transport Specification 1.0,
+    /// section 3.5.1). Looks at the head doorbells. Masking (INTMS) is the controller's.
+    pub fn is_level_asserted(&mut self, memory: &impl DmaMemory, registers: &Registers) -> bool {
+        let mut asserted = false;
+        for index in 0..QUEUES {
+            let Some(Some(completion)) = self.completion.get_mut(index) else { continue };
+            if completion.vector.is_none() || completion.queue.unread() == 0 {
+                continue;
+            }
+            let polled = completion.queue.poll_head(memory, registers);
+            asserted |= completion.queue.unread() > 0;
+            let qid = completion.queue.qid;
+            if let Err(error) = polled {
+                self.doorbell_failed(qid, true, error);
+            }
+        }
+        asserted
+    }
+
+    /// Prepares for sleep: asks the driver, through EventIdx, to write a register at its next move.
+    ///
+    /// Empty submission queues arm their tail. One with commands that wait for an entry of its completion
+    /// queue arms that queue's head. With `level_interrupts` (INTx) completion queues with unread entries do
+    /// too, since the level falls when the head moves.
+    pub fn arm(&mut self, memory: &impl DmaMemory, registers: &Registers, level_interrupts: bool) -> Armed {
+        if self.reply.is_some() || !self.events.is_empty() {
+            return Armed::Busy;
+        }
+        if self.state != State::Running {
+            return Armed::Sleep;
+        }
+        let mut armed = Armed::Sleep;
+        for position in 0..QUEUES {
+            let Some(Some(submission)) = self.submission.get_mut(position) else { continue };
+            if submission.stopped {
+                continue;
+            }
+            let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+                continue;
+            };
+            let waits = submission.queue.waiting() > 0;
+            let moved = if !waits {
+                submission.queue.arm(memory, registers)
+            } else if completion.queue.is_full() {
+                completion.queue.arm(memory, registers)
+            } else {
+                // Either it can be fetched now, or it waits for a slot and a completion will wake the owner.
+                Ok(!self.slots.is_full())
+            };
+            match moved {
+                Ok(false) => {
+                    submission.statistics.rearms_won = submission.statistics.rearms_won.wrapping_add(1)
+                }
+                Ok(true) => {
+                    submission.statistics.rearms_lost = submission.statistics.rearms_lost.wrapping_add(1);
+                    armed = Armed::Busy;
+                }
+                Err(DmaError) => {
+                    submission.stopped = true;
+                    let qid = submission.queue.qid;
+                    self.push_event(GroupEvent::Fatal { qid });
+                }
+            }
+        }
+        if level_interrupts {
+            for completion in self.completion.iter_mut().flatten() {
+                let unread = completion.vector.is_some() && completion.queue.unread() > 0;
+                if unread && completion.queue.arm(memory, registers) == Ok(true) {
+                    armed = Armed::Busy;
+                }
+            }
+        }
+        if self.events.is_empty() { armed } else { Armed::Busy }
+    }
+
+    /// A command that the host should try to cancel: it then completes it with [`Status::ABORT_REQUESTED`],
+    /// or lets it end as it may. Each is named once.
+    #[must_use]
+    pub fn poll_cancel(&mut self) -> Option<Tag> {
+        match &mut self.pending {
+            Some(Pending::Abort { tag, told }) if !*told => {
+                *told = true;
+                Some(*tag)
+            }
+            _ => None,
+        }
+    }
+
+    /// What the controller is to be told, or `None`.
+    #[inline]
+    #[must_use = "the controller waits for replies"]
+    pub fn poll_message(&mut self) -> Option<GroupMessage> {
+        if let Some(reply) = self.reply.take() {
+            return Some(GroupMessage::Reply(reply));
+        }
+        self.events.pop_front().map(GroupMessage::Event)
+    }
+
+    /// Commands fetched and not completed.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.slots.occupied()
+    }
+
+    /// Stops fetching, so that [`QueueGroup::in_flight`] falls to 0; doorbells rung meanwhile are found after
+    /// [`QueueGroup::resume`]. For hosts that change guest memory or storage under a running controller.
+    pub fn pause(&mut self) {
+        if self.state == State::Running {
+            self.state = State::Paused;
+        }
+    }
+
+    /// Undoes [`QueueGroup::pause`].
+    pub fn resume(&mut self) {
+        if self.state == State::Paused {
+            self.state = State::Running;
+        }
+    }
+
+    /// Gives up every command in flight without completing it, and so ends a reset that waits for them.
+    ///
+    /// Only for a host that knows that nothing of theirs can touch guest memory any more; their tags are stale
+    /// afterwards. Call while a reset waits; at any other time the driver would miss the completions.
+    pub fn abandon_commands(&mut self) {
+        self.slots.clear();
+        for entry in &mut self.namespaces {
+            entry.in_flight = 0;
+        }
+        for submission in self.submission.iter_mut().flatten() {
+            submission.in_flight = 0;
+        }
+        if self.state == State::Resetting {
+            self.finish_reset();
+        }
+    }
+
+    /// Whether a reset waits for commands in flight: a host that can cancel them should.
+    #[must_use]
+    pub fn is_resetting(&self) -> bool {
+        self.state == State::Resetting
+    }
+
+    /// Counters by submission queue, for each that exists.
+    pub fn queue_statistics(&self) -> impl Iterator<Item = QueueStatistics> + '_ {
+        self.submission.iter().flatten().map(|submission| {
+            let mut statistics = submission.statistics;
+            if let Some(Some(completion)) = self.completion.get(usize::from(submission.completion)) {
+                statistics.interrupts = completion.interrupts;
+            }
+            statistics
+        })
+    }
+
+    fn doorbell_failed(&mut self, qid: u16, completion: bool, error: DoorbellError) {
+        match error {
+            DoorbellError::Invalid(value) => {
+                self.push_event(GroupEvent::InvalidDoorbell { qid, completion, value });
+            }
+            DoorbellError::Dma => {
+                // The buffers' memory is gone: back to registers, and the controller hears of it.
+                self.detach_doorbells();
+                self.push_event(GroupEvent::Fatal { qid });
+            }
+        }
+    }
+
+    fn push_event(&mut self, event: GroupEvent) {
+        if self.events.push_back(event).is_err() {
+            self.dropped_events = self.dropped_events.wrapping_add(1);
+        }
+    }
+}
+
+/// Removes the element at `position` by moving the last one there, without a path that panics.
+fn remove<const N: usize>(vec: &mut Vec<u16, N>, position: usize) {
+    if let Some(last) = vec.pop()
+        && let Some(place) = vec.get_mut(position)
+    {
+        *place = last;
+    }
+}
+
+impl Coalescing {
+    fn time_ns(self) -> u64 {
+        u64::from(self.time_100us).wrapping_mul(100_000)
+    }
+
+    fn is_due(self, entries: u32, waited_ns: u64) -> bool {
+        entries > u32::from(self.threshold_z) || waited_ns >= self.time_ns()
+    }
+}

@@ -1,0 +1,87 @@
+//! A submission queue from the controller's side.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{after, distance};
+use crate::doorbell::{Doorbell, DoorbellError, Registers, tail_index};
+use crate::memory::{DmaError, DmaMemory};
+use crate::spec::queue_entry::SubmissionQueueEntry;
+
+/// Bytes of a submission queue entry (CC.IOSQES 6).
+const ENTRY_BYTES: u64 = 64;
+
+/// A submission queue: the driver moves the tail, the controller the head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SubmissionQueue {
+    /// Queue identifier.
+    pub(crate) qid: u16,
+    base: u64,
+    size: u32,
+    head: u32,
+    tail: u32,
+    /// The tail doorbell.
+    pub(crate) doorbell: Doorbell,
+}
+
+impl SubmissionQueue {
+    /// An empty queue at `base` with `size` entries.
+    pub(crate) const fn new(qid: u16, base: u64, size: u32) -> Self {
+        Self { qid, base, size, head: 0, tail: 0, doorbell: Doorbell::new(tail_index(qid)) }
+    }
+
+    /// Entries known to wait.
+    #[inline]
+    pub(crate) const fn waiting(&self) -> u32 {
+        distance(self.head, self.tail, self.size)
+    }
+
+    /// SQ Head Pointer for completion queue entries.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "a position is at most 65,535")]
+    pub(crate) const fn sqhd(&self) -> u16 {
+        self.head as u16
+    }
+
+    /// Looks at the tail doorbell; afterwards [`SubmissionQueue::waiting`] tells what is new.
+    #[inline]
+    pub(crate) fn poll_tail(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+    ) -> Result<(), DoorbellError> {
+        if let Some(tail) = self.doorbell.poll(memory, registers, self.tail, self.size)? {
+            self.tail = tail;
+            self.doorbell.publish(memory, tail, self.size)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the entry at the head out of guest memory, once, and moves the head past it.
+    ///
+    /// The caller has seen that an entry waits.
+    #[inline]
+    pub(crate) fn fetch(&mut self, memory: &impl DmaMemory) -> Result<SubmissionQueueEntry, DmaError> {
+        let mut entry = SubmissionQueueEntry::new_zeroed();
+        let offset = u64::from(self.head).wrapping_mul(ENTRY_BYTES);
+        memory.read(self.base.wrapping_add(offset), entry.as_mut_bytes())?;
+        self.head = after(self.head, self.size);
+        Ok(entry)
+    }
+
+    /// Uses the shadow in `buffer` from now on; what the old source held is taken first.
+    pub(crate) fn attach(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        buffer: crate::message::DoorbellBuffer,
+    ) -> Result<(), DoorbellError> {
+        let polled = self.poll_tail(memory, registers);
+        self.doorbell.attach(memory, buffer, self.tail)?;
+        polled
+    }
+
+    /// Before sleeping: whether the tail has moved already.
+    pub(crate) fn arm(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Result<bool, DmaError> {
+        self.doorbell.arm(memory, registers, self.tail)
+    }
+}

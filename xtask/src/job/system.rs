@@ -1,0 +1,13 @@
+//! The whole-system tests: package `doorbell-tests`.
+
+use crate::command;
+
+/// Runs test targets of the package. The harness starts several QEMUs, so on two cores one test at a time
+/// is both quicker and steadier for guests; `threads` says how many.
+pub(crate) fn run(targets: &[&str], threads: u32) -> anyhow::Result<()> {
+    let mut cargo = command::cargo(["test", "--package", "doorbell-tests", "--no-fail-fast"]);
+    for target in targets {
+        cargo.args(["--test", target]);
+    }
+    command::run(cargo.args(["--", "--nocapture"]).arg(format!("--test-threads={threads}")))
+}

@@ -1,0 +1,54 @@
+//! Everything that says whether the project works, whole or in parts.
+
+use clap::ValueEnum;
+
+use crate::job::{concurrency, lint, protocol, system, unit};
+use crate::report::Report;
+use crate::setup;
+
+/// A part of the tests that can be run alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// Tests inside the crates and in their documentation
+    Unit,
+    /// Tests of the core and of the native host from outside, without QEMU
+    Protocol,
+    /// Concurrency models of the doorbells
+    Loom,
+    /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
+    Qtest,
+    /// SeaBIOS and OVMF read from our disk
+    Firmware,
+    /// A Linux guest
+    Guest,
+    /// Every part, and formatting, clippy and rustdoc
+    All,
+}
+
+type Job = fn() -> anyhow::Result<()>;
+
+/// Runs the parts named; none named means all. The set-up runs first when a part needs it.
+pub(crate) fn run(parts: &[Part], report: &mut Report) {
+    let all = parts.is_empty() || parts.contains(&Part::All);
+    let wants = |part| all || parts.contains(&part);
+    if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
+        report.run("setup", || setup::run(false));
+    }
+    if all {
+        lint::run(report);
+    }
+    // One line a part. The order is from quick to slow.
+    let jobs: [(Part, &str, Job); 6] = [
+        (Part::Unit, "unit", unit::run),
+        (Part::Protocol, "protocol", protocol::run),
+        (Part::Loom, "loom", concurrency::run),
+        (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
+        (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
+        (Part::Guest, "guest", || system::run(&["guest"], 1)),
+    ];
+    for (part, name, job) in jobs {
+        if wants(part) {
+            report.run(name, job);
+        }
+    }
+}
