@@ -59,7 +59,6 @@ impl Operation {
 /// they point at must live until the command has completed: see [`StorageCommand::new`].
 #[derive(Debug, Clone, Copy)]
 pub struct StorageCommand<'a> {
-    #[expect(dead_code, reason = "read by the storages that queue, which come next")]
     pub(super) token: Token,
     pub(super) operation: Operation,
     pub(super) offset_bytes: u64,

@@ -1,0 +1,16 @@
+//! vfio-user: the protocol by which a VMM uses a PCI device of another process.
+//!
+//! * [`protocol`], [`request`], [`reply`], [`version`]: the codec, without I/O.
+//! * [`connection`]: a UNIX stream that carries messages and file descriptors, both ways.
+//! * [`listener`]: where connections come from.
+//! * [`server`]: a [`server::Session`] serves one client with one [`server::Device`].
+//!
+//! Not here: what the device is, and the client side, which is [`crate::client`].
+
+pub mod connection;
+
+pub mod protocol;
+pub mod reply;
+pub mod request;
+
+pub mod version;

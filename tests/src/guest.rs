@@ -1,0 +1,1 @@
+//! A Linux guest.
