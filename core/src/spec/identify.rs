@@ -67,7 +67,7 @@ pub struct ControllerCapabilities {
     pub ctratt: U32,
     /// Read Recovery Levels Supported (RRLS).
     pub rrls: U16,
-    reserved_102: [u8; 9],
+    pub(crate) reserved_102: [u8; 9],
     /// Controller Type (CNTRLTYPE): 1 is an I/O controller.
     pub cntrltype: u8,
     /// FRU Globally Unique Identifier (FGUID).
@@ -232,10 +232,10 @@ pub struct IdentifyNamespace {
     /// Preferred write and deallocate granularity and alignment (NPWG, NPWA, NPDG, NPDA), Optimal Write Size
     /// (NOWS), 0's based logical blocks.
     pub preferred_z: [U16; 5],
-    reserved_74: [u8; 18],
+    pub(crate) reserved_74: [u8; 18],
     /// ANA Group Identifier (ANAGRPID).
     pub anagrpid: U32,
-    reserved_96: [u8; 3],
+    pub(crate) reserved_96: [u8; 3],
     /// Namespace Attributes (NSATTR): bit 0 write protected.
     pub nsattr: u8,
     /// NVM Set Identifier (NVMSETID).
@@ -272,7 +272,7 @@ pub struct IndependentNamespace {
     pub anagrpid: U32,
     /// Namespace Attributes (NSATTR): bit 0 write protected.
     pub nsattr: u8,
-    reserved_9: u8,
+    pub(crate) reserved_9: u8,
     /// NVM Set Identifier (NVMSETID).
     pub nvmsetid: U16,
     /// Endurance Group Identifier (ENDGID).

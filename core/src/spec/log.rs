@@ -49,12 +49,12 @@ pub struct ErrorInformationEntry {
     pub vendor_specific: u8,
     /// Transport Type (TRTYPE): 0 for PCIe.
     pub transport_type: u8,
-    reserved_30: [u8; 2],
+    pub(crate) reserved_30: [u8; 2],
     /// Command Specific Information.
     pub command_specific: U64,
     /// Transport Type Specific Information.
     pub transport_specific: U16,
-    reserved_42: [u8; 22],
+    pub(crate) reserved_42: [u8; 22],
 }
 
 const _: () = assert!(size_of::<ErrorInformationEntry>() == 64);
@@ -77,7 +77,7 @@ pub struct SmartInformation {
     pub percentage_used: u8,
     /// Endurance Group Critical Warning Summary.
     pub endurance_group_critical_warning: u8,
-    reserved_7: [u8; 25],
+    pub(crate) reserved_7: [u8; 25],
     /// Data Units Read: thousands of 512 bytes, rounded up.
     pub data_units_read: U128,
     /// Data Units Written, likewise.

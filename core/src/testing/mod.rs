@@ -8,6 +8,8 @@
     reason = "a test that goes wrong should say so at once"
 )]
 
+pub mod fake_group;
 pub mod memory;
 
+pub use fake_group::FakeGroup;
 pub use memory::RamMemory;
