@@ -30,7 +30,7 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::protocol::{Command, HEADER_BYTES, Header, MAX_MESSAGE_BYTES, MAX_MESSAGE_FDS};
+use super::protocol::{Command, HEADER_BYTES, Header, MAX_MESSAGE_BYTES, MAX_SOCKET_FDS};
 
 /// Bytes that may wait for a peer that doesn't read.
 pub const MAX_BACKLOG_BYTES: usize = 1024 * 1024;
@@ -82,7 +82,7 @@ pub struct Message {
     pub payload: Vec<u8>,
     /// The file descriptors that came with it; those not taken out are closed.
     pub fds: Vec<OwnedFd>,
-    /// The message can't be used, whatever it says: the errno to answer it with. `payload` is empty.
+    /// The message can't be used, whatever it says: the errno to answer it with.
     pub fault: Option<Errno>,
 }
 
@@ -95,6 +95,7 @@ pub struct Connection {
 #[derive(Debug)]
 struct Shared {
     socket: OwnedFd,
+    max_fds: usize,
     /// Held for the length of a system call only.
     receiver: Mutex<Receiver>,
     /// Held for the length of a system call only.
@@ -151,15 +152,17 @@ struct Answer {
 }
 
 impl Connection {
-    /// Takes over a connected stream. The calling thread is the reader until [`Connection::set_reader`].
+    /// Takes over a connected stream, on which a message may bring `max_fds` file descriptors. The calling
+    /// thread is the reader until [`Connection::set_reader`].
     ///
     /// # Errors
     /// The socket can't be made non-blocking.
-    pub fn new(stream: UnixStream) -> std::io::Result<Self> {
+    pub fn new(stream: UnixStream, max_fds: usize) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         let connection = Self {
             shared: Arc::new(Shared {
                 socket: stream.into(),
+                max_fds,
                 receiver: Mutex::default(),
                 sender: Mutex::default(),
                 calls: Mutex::default(),
@@ -228,6 +231,12 @@ impl Connection {
     #[must_use]
     pub fn has_queued(&self) -> bool {
         !lock(&self.shared.receiver).queued.is_empty()
+    }
+
+    /// Whether the peer leaves messages unread. Taking more of its commands would only make it worse.
+    #[must_use]
+    pub fn is_backlogged(&self) -> bool {
+        !lock(&self.shared.sender).backlog.is_empty()
     }
 
     /// Ends the connection for both sides and for every call.
@@ -325,7 +334,7 @@ impl Shared {
                 &mut skipped[..len]
             }
         };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKET_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
@@ -342,7 +351,7 @@ impl Shared {
                 partial.message.fds.extend(fds);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || partial.message.fds.len() > MAX_MESSAGE_FDS {
+        if received.flags.contains(ReturnFlags::CTRUNC) || partial.message.fds.len() > self.max_fds {
             partial.message.fault = Some(Errno::INVAL);
             partial.message.fds.clear();
         }
@@ -566,7 +575,7 @@ impl Partial {
 
 /// One `sendmsg`; how many bytes the socket took.
 fn send_some(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Lost> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKET_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Lost::Socket(Errno::INVAL));

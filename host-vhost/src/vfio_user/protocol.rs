@@ -17,8 +17,11 @@ pub const MAX_DATA_BYTES: u32 = 64 * 1024;
 /// The largest message that is taken in. A larger one is answered with EMSGSIZE and passed over.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
-/// File descriptors that one message may carry (`max_msg_fds`).
+/// File descriptors that a server takes in one message (`max_msg_fds`).
 pub const MAX_MESSAGE_FDS: usize = 16;
+
+/// File descriptors that Linux passes in one message (SCM_MAX_FD); our own client takes that many.
+pub const MAX_SOCKET_FDS: usize = 253;
 
 /// Regions of a PCI device: six BARs, ROM, configuration space, VGA.
 pub const REGION_COUNT: u32 = 9;
