@@ -3,7 +3,6 @@
 mod storage_harness;
 
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -400,7 +399,10 @@ fn a_sleeping_poller_wakes() {
 fn neighbours_do_not_lose_each_other_s_writes() {
     let directory = directory();
     let image = qcow2(directory.path(), "disk.qcow2", "2M");
-    let storages: [Box<dyn Storage>; 4] = [
+    let threads = file(directory.path(), "threads.img", 2 << 20);
+    let threads = FileStorage::open(&threads, false, Direct::On, FileEngine::Threads).expect("threads");
+    let storages: [Box<dyn Storage>; 5] = [
+        Box::new(threads),
         Box::new(open(&file(directory.path(), "direct.img", 2 << 20), Direct::On)),
         Box::new(open(&file(directory.path(), "buffered.img", 2 << 20), Direct::Off)),
         Box::new(Qcow2Storage::open(&image, false).expect("qcow2")),
@@ -446,42 +448,4 @@ fn neighbours_do_not_lose_each_other_s_writes() {
             assert_eq!(u64::from(*byte), at as u64 / OWNED % 2 + 1, "byte {at} of {}", storage.kind());
         }
     }
-}
-
-#[test]
-fn aligned_and_unaligned_direct_writes_of_one_block_do_not_collide() {
-    let directory = directory();
-    let path = file(directory.path(), "disk.img", 4096);
-    let storage = open(&path, Direct::On);
-    let mut poller = Poller::new(&storage);
-    let mut memory = Memory::new(4096, 0);
-    for round in 0..200_u64 {
-        let fill = (round % 255) as u8 + 1;
-        memory.bytes().fill(fill);
-        // Half of sector 0 by read-modify-write, sectors 1.. directly, at the same time.
-        let half = [segment(&mut memory.bytes()[..256])];
-        let rest = [segment(&mut memory.bytes()[512..])];
-        let mut waiting = 0;
-        for (offset, len, segments) in [(0, 256, half), (512, 3584, rest)] {
-            loop {
-                match poller.submit(round, WRITE, offset, len, &segments) {
-                    Submission::Queued => break,
-                    Submission::Busy => {
-                        poller.context.submit_batch();
-                        waiting -= poller.context.reap(&mut |_, result| result.expect("write"));
-                    }
-                    Submission::Complete(result) => panic!("{result:?}"),
-                }
-            }
-            waiting += 1;
-        }
-        poller.finish(waiting);
-        let found = poller.read(0, 4096).expect("read");
-        assert!(found[..256].iter().chain(&found[512..]).all(|&byte| byte == fill), "round {round}");
-        assert!(found[256..512].iter().all(|&byte| byte == 0), "round {round}");
-    }
-    let on_disk = std::fs::File::open(&path).expect("image");
-    let mut byte = [0];
-    on_disk.read_exact_at(&mut byte, 4000).expect("read");
-    assert_eq!(byte[0], 200);
 }
