@@ -13,7 +13,7 @@
 //! The kernel reports a failed write-back once, so a flush that failed once fails for ever here:
 //! what it lost doesn't come back.
 
-#![expect(unsafe_code, reason = "ioctl on block devices")]
+#![expect(unsafe_code, reason = "ioctl on block devices, and tests that stand in for a guest")]
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -69,17 +69,29 @@ impl FileStorage {
     ///
     /// See [`OpenError`].
     pub fn open(path: &Path, read_only: bool, direct: Direct, engine: FileEngine) -> Result<Self, OpenError> {
-        let Image { file, len_bytes, block_device } = Image::open(path, read_only, "truncate -s 1G")?;
-        if len_bytes == 0 {
+        let image = Image::open(path, read_only, "truncate -s 1G")?;
+        if image.len_bytes == 0 {
             let what = "is empty; give it a size first, for example with `truncate -s 1G`".into();
             return Err(OpenError::Unusable { path: path.into(), what });
         }
-        warn_if_qcow2(&file, path);
-        let alignment = choose_alignment(&file, path, len_bytes, direct)?;
+        warn_if_qcow2(&image.file, path);
+        let alignment = choose_alignment(&image.file, path, image.len_bytes, direct)?;
+        Ok(Self::with_alignment(image, path, read_only, alignment, engine))
+    }
+
+    /// `alignment` is that of direct I/O, or `None` for the page cache.
+    fn with_alignment(
+        image: Image,
+        path: &Path,
+        read_only: bool,
+        alignment: Option<Alignment>,
+        engine: FileEngine,
+    ) -> Self {
+        let Image { file, len_bytes, block_device } = image;
         let punches_holes = !read_only
             && !block_device
             && rustix::fs::fallocate(&file, PUNCH, len_bytes.next_multiple_of(1 << 20), 4096).is_ok();
-        Ok(Self {
+        Self {
             shared: Arc::new(FileShared {
                 file,
                 path: path.into(),
@@ -93,7 +105,7 @@ impl FileStorage {
             }),
             engine,
             pool: Mutex::new(None),
-        })
+        }
     }
 
     /// Whether it goes around the page cache.
@@ -306,5 +318,56 @@ fn warn_if_qcow2(file: &File, path: &Path) {
     let mut magic = [0; 4];
     if rustix::io::pread(file, &mut magic, 0) == Ok(4) && magic == *b"QFI\xFB" {
         tracing::warn!(path = %path.display(), "this looks like a qcow2 image but is served raw; use --qcow2 for it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::aligned::AlignedBuffer;
+    use crate::storage::{IoContextConfig, Operation, StorageCommand, Submission};
+
+    /// On a disk of 4 KiB blocks, a write of one sector reads and writes the whole block. If the guest
+    /// writes the whole block at the same time, either order is right for that sector, but the others
+    /// must hold the new data.
+    #[test]
+    fn read_modify_write_does_not_undo_a_write_beside_it() {
+        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("directory");
+        let path = directory.path().join("disk.img");
+        std::fs::write(&path, [0; 16384]).expect("image");
+        let image = Image::open(&path, false, "").expect("open");
+        let found = Alignment::of_direct_io(&image.file).expect("direct I/O");
+        let flags = rustix::fs::fcntl_getfl(&image.file).expect("flags");
+        rustix::fs::fcntl_setfl(&image.file, flags | OFlags::DIRECT).expect("direct");
+        let alignment = Some(Alignment { offset_bytes: 4096, ..found });
+        let storage = FileStorage::with_alignment(image, &path, false, alignment, FileEngine::Auto);
+        let mut context = IoContext::new(IoContextConfig::default()).expect("context");
+        let mut queue = storage.open_queue(&mut context).expect("queue");
+        let mut memory = AlignedBuffer::new(4096).expect("memory");
+        let operation = Operation::Write { fua: false };
+        for round in 0..1000_u64 {
+            let fill = (round % 255) as u8 + 1;
+            memory.bytes().fill(fill);
+            let mut waiting = 0;
+            let start = memory.bytes().as_mut_ptr();
+            // Four times, so that some begin while the worker is between its read and its write.
+            for len in [512, 4096, 4096, 4096, 4096] {
+                let segments = [libc::iovec { iov_base: start.cast(), iov_len: len as usize }];
+                // SAFETY: `memory` outlives the command.
+                let command = unsafe { StorageCommand::new(round, operation, 4096, len, &segments) };
+                while let Submission::Busy = queue.submit(&mut context, &command) {
+                    context.submit_batch();
+                    waiting -= context.reap(&mut |_, result| result.expect("write"));
+                }
+                waiting += 1;
+                context.submit_batch();
+            }
+            while waiting > 0 {
+                context.submit_batch();
+                waiting -= context.reap(&mut |_, result| result.expect("write"));
+            }
+            let found = std::fs::read(&path).expect("read");
+            assert!(found[4096..8192].iter().all(|&byte| byte == fill), "round {round}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -59,26 +60,39 @@ impl Image {
 /// An open file description lock over the whole file: shared to read, exclusive to write. It goes
 /// with the description, also on SIGKILL, works between two opens in one process, and QEMU's own
 /// image locks respect it.
+///
+/// A process that was killed with I/O in flight lets go of its files only when the kernel has
+/// finished that I/O, in the background. That is as it should be (a late write must not land under a
+/// new owner), but whoever restarts at once has to wait a little.
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     // SAFETY: a plain structure of numbers, for which zero is a value.
     let mut whole: libc::flock = unsafe { std::mem::zeroed() };
     whole.l_type = kind as libc::c_short;
     whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: fcntl reads one flock, which lives on our stack.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
-    if result == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(locked(path, "it holds a lock on the file")),
-        _ => {
-            tracing::warn!(path = %path.display(), %error, "this file system has no locks; nothing keeps a second writer away");
-            Ok(())
+    let start = Instant::now();
+    loop {
+        // SAFETY: fcntl reads one flock, which lives on our stack.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_NAP);
+            }
+            Some(libc::EAGAIN | libc::EACCES) => return Err(locked(path, "it holds a lock on the file")),
+            _ => {
+                tracing::warn!(path = %path.display(), %error, "this file system has no locks; nothing keeps a second writer away");
+                return Ok(());
+            }
         }
     }
 }
+
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_NAP: Duration = Duration::from_millis(5);
 
 fn locked(path: &Path, holder: &str) -> OpenError {
     OpenError::Locked { path: path.into(), holder: holder.into() }

@@ -40,6 +40,7 @@ mod ram_map;
 mod ring;
 mod segments;
 mod slots;
+mod stream;
 mod wake;
 mod worker;
 

@@ -309,6 +309,13 @@ impl Ring {
     }
 }
 
+impl Drop for Ring {
+    /// Lets go of the files now; closing the ring itself would do so later, in the background.
+    fn drop(&mut self) {
+        let _ = self.uring.submitter().unregister_files();
+    }
+}
+
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ring")

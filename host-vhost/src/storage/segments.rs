@@ -7,6 +7,8 @@
 
 use std::ptr;
 
+use super::stream;
+
 /// Copies from `source` into the segments in order; null segments are skipped.
 ///
 /// # Safety
@@ -21,6 +23,20 @@ pub(super) unsafe fn scatter(mut source: *const u8, segments: &[libc::iovec]) {
             unsafe { ptr::copy_nonoverlapping(source, segment.iov_base.cast::<u8>(), segment.iov_len) };
         }
         source = source.wrapping_add(segment.iov_len);
+    }
+}
+
+/// Copies the segments in order to `destination`, past the caches: it is a medium.
+///
+/// # Safety
+///
+/// As for [`gather`].
+#[inline]
+pub(super) unsafe fn gather_to_medium(mut destination: *mut u8, segments: &[libc::iovec]) {
+    for segment in segments {
+        // SAFETY: both sides are valid for the length, by this function's contract.
+        unsafe { stream::copy(segment.iov_base.cast::<u8>(), destination, segment.iov_len) };
+        destination = destination.wrapping_add(segment.iov_len);
     }
 }
 
