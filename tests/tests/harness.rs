@@ -2,6 +2,7 @@
 //! same driver and the same guest as ours. A failure here is a fault of the harness.
 
 use anyhow::{Result, ensure};
+use doorbell_tests::guest::Guest;
 use doorbell_tests::nvme::{Command, Controller, Rule, register};
 use doorbell_tests::pci::{MsiX, capability};
 use doorbell_tests::qemu::{Device, blank_image};
@@ -85,4 +86,28 @@ fn driver_reports_a_refused_command() -> Result<()> {
     // Create I/O Submission Queue on a completion queue that isn't there: Completion Queue Invalid.
     nvme.admin_refused(&Controller::create_sq_command(1, 0x0200_0000, 16, 1), (1, 0x00))?;
     nvme.admin_refused(&Command::new(0xff), (0, 0x01))
+}
+
+#[test]
+fn guest_runs_the_scripts() -> Result<()> {
+    let (_folder, device) = device()?;
+    let report = Guest::new(device, &["probe", "io", "admin", "lifecycle"]).run()?;
+    println!("{:?}", report.values);
+    Ok(())
+}
+
+#[test]
+fn guest_reboots_and_asks() -> Result<()> {
+    let (_folder, device) = device()?;
+    let mut boots = 0;
+    Guest::new(device, &["reboot"]).run_with(|question| {
+        boots += u32::from(question == "boot");
+        Ok(if question == "boot" {
+            boots.to_string()
+        } else {
+            (if boots < 2 { "yes" } else { "no" }).to_owned()
+        })
+    })?;
+    ensure!(boots == 2, "the guest booted {boots} times");
+    Ok(())
 }
