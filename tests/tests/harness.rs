@@ -2,6 +2,7 @@
 //! same driver and the same guest as ours. A failure here is a fault of the harness.
 
 use anyhow::{Result, ensure};
+use doorbell_tests::firmware;
 use doorbell_tests::guest::Guest;
 use doorbell_tests::nvme::{Command, Controller, Rule, register};
 use doorbell_tests::pci::{MsiX, capability};
@@ -110,4 +111,22 @@ fn guest_reboots_and_asks() -> Result<()> {
     })?;
     ensure!(boots == 2, "the guest booted {boots} times");
     Ok(())
+}
+
+#[test]
+fn seabios_reads_and_writes_the_disk() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = firmware::bios_disk(folder.path())?;
+    let serial = firmware::run_bios(Device::emulated(&disk))?;
+    ensure!(serial.contains(firmware::BOOT_MESSAGE), "SeaBIOS printed:\n{serial}");
+    firmware::check_bios_disk(&disk)
+}
+
+#[test]
+fn ovmf_copies_and_compares_a_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = firmware::efi_disk(folder.path())?;
+    let serial = firmware::run_efi(Device::emulated(&disk))?;
+    ensure!(serial.contains("COMPARED EQUAL"), "the shell printed:\n{serial}");
+    firmware::check_efi_disk(&disk)
 }
