@@ -9,6 +9,7 @@
 //! | [`nvme`] | a small NVMe driver on top of these, with every step under the test's control |
 //! | [`guest`] | a Linux guest that runs scripts of `tests/guest/` and reports on its console |
 //! | [`firmware`] | SeaBIOS and OVMF, and disks for them |
+//! | [`subject`] | the device under test, and how to swap it |
 //! | [`layout`], [`process`] | where the set-up put things; children that are always ended |
 //!
 //! The judges are independent: QEMU's own NVMe device is run through the same driver and the same guest
@@ -25,3 +26,4 @@ pub mod pci;
 pub mod process;
 pub mod qemu;
 pub mod qtest;
+pub mod subject;
