@@ -8,6 +8,8 @@
 //! | [`pci`] | configuration space, BARs, capabilities, MSI-X |
 //! | [`nvme`] | a small NVMe driver on top of these, with every step under the test's control |
 //! | [`guest`] | a Linux guest that runs scripts of `tests/guest/` and reports on its console |
+//! | [`firmware`] | SeaBIOS and OVMF, and disks for them |
+//! | [`subject`] | the device under test, and how to swap it |
 //! | [`layout`], [`process`] | where the set-up put things; children that are always ended |
 //!
 //! The judges are independent: QEMU's own NVMe device is run through the same driver and the same guest
@@ -16,6 +18,7 @@
 //! Everything here needs `cargo xtask setup` first and says so when it is missing.
 
 pub mod doorbell;
+pub mod firmware;
 pub mod guest;
 pub mod layout;
 pub mod nvme;
@@ -23,3 +26,4 @@ pub mod pci;
 pub mod process;
 pub mod qemu;
 pub mod qtest;
+pub mod subject;

@@ -37,19 +37,26 @@ impl Device {
             Self::VfioUser(socket) => {
                 let device = json!({
                     "driver": "vfio-user-pci",
-                    "bootindex": 0,
+                    "bootindex": BOOT_INDEX,
                     "socket": { "type": "unix", "path": socket },
                 });
                 vec!["-device".into(), device.to_string()]
             }
             Self::Emulated { image, properties } => {
                 let drive = format!("if=none,id=disk,format=raw,file={}", image.display());
-                let device = format!("nvme,serial=harness,drive=disk,bootindex=0{properties}");
-                vec!["-drive".into(), drive, "-device".into(), device]
+                let controller = format!("nvme,serial=harness{properties}");
+                let namespace = format!("nvme-ns,drive=disk,bootindex={BOOT_INDEX},uuid={UUID}");
+                vec!["-drive".into(), drive, "-device".into(), controller, "-device".into(), namespace]
             }
         }
     }
 }
+
+/// Firmware boots from the device, unless QEMU was given a kernel, which takes index 0.
+const BOOT_INDEX: u32 = 1;
+
+/// Of the namespace of the known-good device, which has none by itself.
+const UUID: &str = "6f1c2a4e-0d5b-4a8f-9c57-3b8a1d2e4f60";
 
 /// Memory of every machine, in MiB: shared with the device's server, which is what makes DMA possible.
 pub const MEMORY_MIB: u64 = 1024;

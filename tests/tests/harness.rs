@@ -2,6 +2,8 @@
 //! same driver and the same guest as ours. A failure here is a fault of the harness.
 
 use anyhow::{Result, ensure};
+use doorbell_tests::firmware;
+use doorbell_tests::guest::Guest;
 use doorbell_tests::nvme::{Command, Controller, Rule, register};
 use doorbell_tests::pci::{MsiX, capability};
 use doorbell_tests::qemu::{Device, blank_image};
@@ -85,4 +87,46 @@ fn driver_reports_a_refused_command() -> Result<()> {
     // Create I/O Submission Queue on a completion queue that isn't there: Completion Queue Invalid.
     nvme.admin_refused(&Controller::create_sq_command(1, 0x0200_0000, 16, 1), (1, 0x00))?;
     nvme.admin_refused(&Command::new(0xff), (0, 0x01))
+}
+
+#[test]
+fn guest_runs_the_scripts() -> Result<()> {
+    let (_folder, device) = device()?;
+    let report = Guest::new(device, &["probe", "io", "admin", "lifecycle"]).run()?;
+    println!("{:?}", report.values);
+    Ok(())
+}
+
+#[test]
+fn guest_reboots_and_asks() -> Result<()> {
+    let (_folder, device) = device()?;
+    let mut boots = 0;
+    Guest::new(device, &["reboot"]).run_with(|question| {
+        boots += u32::from(question == "boot");
+        Ok(if question == "boot" {
+            boots.to_string()
+        } else {
+            (if boots < 2 { "yes" } else { "no" }).to_owned()
+        })
+    })?;
+    ensure!(boots == 2, "the guest booted {boots} times");
+    Ok(())
+}
+
+#[test]
+fn seabios_reads_and_writes_the_disk() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = firmware::bios_disk(folder.path())?;
+    let serial = firmware::run_bios(Device::emulated(&disk))?;
+    ensure!(serial.contains(firmware::BOOT_MESSAGE), "SeaBIOS printed:\n{serial}");
+    firmware::check_bios_disk(&disk)
+}
+
+#[test]
+fn ovmf_copies_and_compares_a_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let disk = firmware::efi_disk(folder.path())?;
+    let serial = firmware::run_efi(Device::emulated(&disk))?;
+    ensure!(serial.contains("COMPARED EQUAL"), "the shell printed:\n{serial}");
+    firmware::check_efi_disk(&disk)
 }

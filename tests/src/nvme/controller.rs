@@ -143,8 +143,8 @@ impl Controller {
         self.write(register::AQA, (entries - 1) << 16 | (entries - 1))?;
         self.write_wide(register::ASQ, sq)?;
         self.write_wide(register::ACQ, cq)?;
-        self.submission.insert(0, SubmissionQueue::new(0, sq, entries, 0));
-        self.completion.insert(0, CompletionQueue::new(0, cq, entries));
+        self.submission.insert(0, SubmissionQueue::fresh(0, sq, entries, 0));
+        self.completion.insert(0, CompletionQueue::fresh(0, cq, entries));
         self.write(register::CC, CC_DRIVER | 1)?;
         self.wait_ready(true)
     }
@@ -365,7 +365,7 @@ impl Controller {
         let base = self.allocate(u64::from(entries) * 16)?;
         self.clear_shadow(2 * u64::from(id) + 1)?;
         self.admin_ok(&Self::create_cq_command(id, base, entries, vector))?;
-        self.completion.insert(id, CompletionQueue::new(id, base, entries));
+        self.completion.insert(id, CompletionQueue::fresh(id, base, entries));
         Ok(())
     }
 
@@ -374,7 +374,7 @@ impl Controller {
         let base = self.allocate(u64::from(entries) * 64)?;
         self.clear_shadow(2 * u64::from(id))?;
         self.admin_ok(&Self::create_sq_command(id, base, entries, cqid))?;
-        self.submission.insert(id, SubmissionQueue::new(id, base, entries, cqid));
+        self.submission.insert(id, SubmissionQueue::fresh(id, base, entries, cqid));
         Ok(())
     }
 

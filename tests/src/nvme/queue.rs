@@ -45,7 +45,9 @@ pub struct SubmissionQueue {
 }
 
 impl SubmissionQueue {
-    pub(super) const fn new(id: u16, base: u64, entries: u32, cqid: u16) -> Self {
+    /// A queue that was just created: nothing submitted, nothing completed.
+    #[must_use]
+    pub const fn fresh(id: u16, base: u64, entries: u32, cqid: u16) -> Self {
         Self { id, base, entries, cqid, tail: 0, rung: 0, inflight: BTreeSet::new(), next_cid: 0 }
     }
 
@@ -78,7 +80,9 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) const fn new(id: u16, base: u64, entries: u32) -> Self {
+    /// A queue that was just created: nothing submitted, nothing completed.
+    #[must_use]
+    pub const fn fresh(id: u16, base: u64, entries: u32) -> Self {
         Self { id, base, entries, head: 0, rung: 0, phase: true }
     }
 }
