@@ -7,6 +7,7 @@ mod events;
 mod lifecycle;
 mod namespaces;
 mod queues;
+mod random;
 mod registers;
 mod whole;
 

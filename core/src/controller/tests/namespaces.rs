@@ -144,3 +144,14 @@ fn bad_namespaces_are_refused() {
     assert_eq!(controller.resize_namespace(0, 1), Err(NamespaceError::NotFound));
     assert_eq!(controller.remove_namespace(3), Err(NamespaceError::NotFound));
 }
+
+#[test]
+fn a_namespace_that_a_group_cannot_take_is_removed_again() {
+    let mut bench = Bench::enabled();
+    bench.groups[1].fail_next = Some(Status::INVALID_NAMESPACE);
+    bench.controller.add_namespace(Some(9), namespace(1)).expect("good");
+    bench.run();
+    assert_eq!(bench.controller.poll_namespace_change(), Some(NamespaceChange::Removed { nsid: 9 }));
+    assert_eq!(bench.data(identify(2, 0))[0], 0);
+    assert_eq!(bench.requests(0).last(), Some(&GroupRequest::RemoveNamespace { nsid: 9 }));
+}
