@@ -104,7 +104,7 @@ pub struct ConfigSpace {
 /// Dwords that aren't always 0.
 const DWORDS: usize = 40;
 
-const COMMAND: usize = 0x04 / 4;
+const COMMAND: usize = 1;
 const BAR0_LOW: usize = 0x10 / 4;
 const BAR0_HIGH: usize = 0x14 / 4;
 const INTERRUPT: usize = 0x3c / 4;
