@@ -147,9 +147,11 @@ fn a_view_follows_the_map_and_lets_go_when_told() {
     view.release_retired();
     // Memory that is gone stays where it was found until the view goes on.
     assert_eq!(view.load_u32(0), Ok(1));
-    let (map, removed) = shared.current().without(0, PAGE).unwrap();
-    let removed = { Arc::downgrade(&removed) };
-    shared.publish(map);
+    let removed = {
+        let (map, removed) = shared.current().without(0, PAGE).unwrap();
+        shared.publish(map);
+        Arc::downgrade(&removed)
+    };
     assert_eq!(view.load_u32(0), Ok(1));
     assert!(view.update() && !view.update());
     assert_eq!(view.load_u32(0), Err(DmaError));
