@@ -9,15 +9,21 @@
 //! # Two sources, one truth
 //!
 //! A driver that follows the specification stores into the shadow first and writes the register only where
-//! EventIdx asks for it; the admin queue, firmware and older drivers use the register alone. So both are
-//! looked at, the register first (a driver that wrote both wrote the shadow before it):
+//! EventIdx asks for it; the admin queue, firmware and drivers that use the shadow only now and then write the
+//! register alone. So both are looked at, the shadow first:
 //!
 //! * The shadow moved: it is the truth, and a register write is only the hint to look.
-//! * Only the register moved: the driver doesn't use the shadow here. The value is taken and *stored into the
-//!   shadow* by compare-and-exchange, so that the next change of either shows as a change.
-//! * Only the register moved, but this driver has used the shadow before: with posted register writes this may
-//!   be a write that was overtaken by a later shadow store which has been consumed already. It is taken only
-//!   where it lies ahead, by at most half a ring; going back would run commands a second time.
+//! * Only the register moved: the value is taken and *stored into the shadow* by compare-and-exchange, so that
+//!   the next change of either shows as a change. A driver that stores into the shadow at that moment wins.
+//!
+//! A register write that belongs to a shadow value which was consumed long ago must not count: going back to
+//! it would run commands a second time. Where register writes arrive in the driver's order (a mapped page, a
+//! host that answers each write) the order of the two loads sees to that: what was written before the shadow
+//! value that was seen is visible to the load of the register that comes after it. Where they are posted, a
+//! message that overtakes nothing but arrives late ([`Doorbell::with_posted_registers`]), the positions tell:
+//! writes arrive in order, so a late one lies between the last register value and the last shadow value, and
+//! a new one doesn't. After a whole lap by the shadow alone they can't be told apart, and register writes
+//! count as hints until one agrees with the shadow.
 //!
 //! # Why no wake-up is lost
 //!
@@ -71,6 +77,10 @@ pub struct Doorbell {
     index: u32,
     /// The register's value when it was looked at last.
     register: u32,
+    /// Register writes may arrive after later stores into the shadow.
+    posted_registers: bool,
+    /// How many entries the register is known to lag behind the position; the queue's size or more: unknown.
+    lag: u32,
     shadow: Option<Shadow>,
 }
 
@@ -85,8 +95,6 @@ struct Shadow {
     seen: u32,
     /// What EventIdx holds.
     published: u32,
-    /// The driver has moved the shadow since it was set up.
-    used: bool,
 }
 
 /// Why a doorbell could not be looked at or armed.
@@ -108,7 +116,14 @@ impl Doorbell {
     /// The doorbell at `index`, whose register holds 0.
     #[must_use]
     pub const fn new(index: u32) -> Self {
-        Self { index, register: 0, shadow: None }
+        Self { index, register: 0, posted_registers: false, lag: 0, shadow: None }
+    }
+
+    /// The same doorbell for a host whose driver doesn't wait until a register write has been stored into
+    /// [`Registers`], so that a write may be found after stores into the shadow that the driver did later.
+    #[must_use]
+    pub const fn with_posted_registers(self, posted_registers: bool) -> Self {
+        Self { posted_registers, ..self }
     }
 
     /// Whether the shadow is in use.
@@ -117,7 +132,8 @@ impl Doorbell {
         self.shadow.is_some()
     }
 
-    /// Seeds both entries of `buffer` with `position` and uses the shadow from now on.
+    /// Seeds both entries of `buffer` with `position` and uses the shadow from now on. A shadow that is in use
+    /// already is left as it is: the driver may be storing into it.
     ///
     /// # Errors
     /// Where either entry can't be written; the doorbell is then unchanged.
@@ -130,9 +146,15 @@ impl Doorbell {
         let offset = u64::from(self.index).wrapping_mul(4);
         let address = buffer.shadow.checked_add(offset).ok_or(DmaError)?;
         let event_idx = buffer.event_idx.checked_add(offset).ok_or(DmaError)?;
-        memory.store_u32(address, position)?;
         memory.store_u32(event_idx, position)?;
-        self.shadow = Some(Shadow { address, event_idx, seen: position, published: position, used: false });
+        let seen = match self.shadow {
+            Some(old) if old.address == address => old.seen,
+            _ => {
+                memory.store_u32(address, position)?;
+                position
+            }
+        };
+        self.shadow = Some(Shadow { address, event_idx, seen, published: position });
         Ok(())
     }
 
@@ -157,26 +179,30 @@ impl Doorbell {
         position: u32,
         size: u32,
     ) -> Result<Option<u32>, DoorbellError> {
-        let register = load_register(registers, self.index);
-        let rung = register != self.register;
-        self.register = register;
-        let value = match &mut self.shadow {
-            None if !rung => return Ok(None),
-            None => register,
-            Some(shadow) => {
-                if rung {
-                    // A driver stores the shadow before the register (its write barrier between the two).
-                    fence(Ordering::Acquire);
+        let value = match self.shadow {
+            None => {
+                let register = load_register(registers, self.index);
+                if register == self.register {
+                    return Ok(None);
                 }
+                self.register = register;
+                self.lag = 0;
+                register
+            }
+            Some(shadow) => {
                 let loaded = memory.load_u32(shadow.address)?;
                 if loaded != shadow.seen {
-                    shadow.seen = loaded;
-                    shadow.used = true;
+                    self.take_shadow(registers, loaded, position, size);
                     loaded
-                } else if rung && shadow.accepts(register, position, size) {
-                    shadow.write_through(memory, register)?
                 } else {
-                    return Ok(None);
+                    let register = load_register(registers, self.index);
+                    if register == self.register {
+                        return Ok(None);
+                    }
+                    match self.take_register(memory, registers, register, position, size)? {
+                        Some(value) => value,
+                        None => return Ok(None),
+                    }
                 }
             }
         };
@@ -189,6 +215,75 @@ impl Doorbell {
         // Pairs with the driver's write barrier between the queue's entries and its doorbell.
         fence(Ordering::Acquire);
         Ok(Some(value))
+    }
+
+    /// The shadow has moved to `value`.
+    #[inline]
+    fn take_shadow(&mut self, registers: &Registers, value: u32, position: u32, size: u32) {
+        if let Some(shadow) = &mut self.shadow {
+            shadow.seen = value;
+        }
+        // Pairs with the driver's barrier between a register write and its next store into the shadow: the
+        // register is seen no older than the shadow, so none of those writes shows as a change later.
+        fence(Ordering::Acquire);
+        let register = load_register(registers, self.index);
+        let rung = register != self.register;
+        self.register = register;
+        if value < size {
+            self.lag = self.lag.saturating_add(distance(position, value, size)).min(size);
+            if rung {
+                self.is_late(register, value, size);
+            }
+        }
+    }
+
+    /// Only the register has moved, to `register`. The value that counts now, if any.
+    #[cold]
+    fn take_register(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        register: u32,
+        position: u32,
+        size: u32,
+    ) -> Result<Option<u32>, DmaError> {
+        self.register = register;
+        if register >= size {
+            // Reported by the caller; not for the shadow.
+            return Ok(Some(register));
+        }
+        if self.is_late(register, position, size) {
+            return Ok(None);
+        }
+        let Some(shadow) = &mut self.shadow else { return Ok(None) };
+        // A driver stores the shadow before the register (its write barrier between the two), so the exchange
+        // finds what belongs to this register write.
+        fence(Ordering::Acquire);
+        let found = memory.compare_exchange_u32(shadow.address, shadow.seen, register)?;
+        if found == shadow.seen {
+            shadow.seen = register;
+            self.lag = 0;
+            return Ok(Some(register));
+        }
+        self.take_shadow(registers, found, position, size);
+        Ok(Some(found))
+    }
+
+    /// Whether a register write is a late companion of a shadow value at or before `position`.
+    fn is_late(&mut self, register: u32, position: u32, size: u32) -> bool {
+        let back = if register < size { distance(register, position, size) } else { size };
+        if back == 0 {
+            self.lag = 0;
+            return true;
+        }
+        if !self.posted_registers {
+            return false;
+        }
+        let late = back < self.lag;
+        if late && self.lag < size {
+            self.lag = back;
+        }
+        late
     }
 
     /// While polling: keeps EventIdx one entry behind `position`, so that the driver writes no register.
@@ -229,22 +324,5 @@ impl Doorbell {
             }
         };
         Ok(moved || load_register(registers, self.index) != self.register)
-    }
-}
-
-impl Shadow {
-    /// Whether a register value counts although the shadow hasn't moved.
-    fn accepts(&self, register: u32, position: u32, size: u32) -> bool {
-        // Without any use of the shadow the register is all there is; an impossible value must be reported.
-        !self.used || register >= size || distance(position, register, size) <= size / 2
-    }
-
-    /// Makes the shadow agree with a register value; a driver that moves the shadow at this moment wins.
-    fn write_through(&mut self, memory: &impl DmaMemory, register: u32) -> Result<u32, DmaError> {
-        let found = memory.compare_exchange_u32(self.address, self.seen, register)?;
-        let value = if found == self.seen { register } else { found };
-        self.used |= value != register;
-        self.seen = value;
-        Ok(value)
     }
 }

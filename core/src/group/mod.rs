@@ -22,7 +22,7 @@ mod statistics;
 
 use heapless::{Deque, Vec};
 
-use crate::command::IoCommand;
+use crate::command::{IoCommand, Operation};
 use crate::doorbell::{DoorbellError, Registers};
 use crate::memory::{DmaError, DmaMemory};
 use crate::message::{
@@ -33,7 +33,7 @@ use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
 use parse::Parsed;
-use slots::{Slot, Slots};
+use slots::{Kind, Slot, Slots};
 pub use statistics::QueueStatistics;
 
 /// Commands of one submission queue that are taken in a row before the next queue has its turn.
@@ -51,11 +51,14 @@ const EVENTS: usize = 8;
 pub struct GroupConfig {
     /// Maximum Data Transfer Size, in bytes.
     pub mdts_bytes: u32,
+    /// The driver doesn't wait until a register write has been stored into [`Registers`] (posted messages), so
+    /// that it may be found after later stores into a shadow doorbell. See [`crate::doorbell`].
+    pub posted_registers: bool,
 }
 
 impl GroupConfig {
-    /// 1 MiB.
-    pub const DEFAULT: Self = Self { mdts_bytes: 1 << 20 };
+    /// 1 MiB, register writes in order.
+    pub const DEFAULT: Self = Self { mdts_bytes: 1 << 20, posted_registers: false };
 }
 
 impl Default for GroupConfig {
@@ -105,23 +108,21 @@ pub struct QueueGroup<const QUEUES: usize = 16, const COMMANDS: usize = 256, con
     unannounced: Vec<u16, QUEUES>,
     slots: Slots<COMMANDS>,
     namespaces: [NamespaceEntry; NAMESPACES],
+    /// Commands in flight that concern every namespace.
+    flushes_of_all: u32,
     doorbell_buffer: Option<DoorbellBuffer>,
     coalescing: Coalescing,
-    state: State,
+    /// A reset waits for the commands in flight.
+    resetting: bool,
+    /// The host asked for a standstill: nothing is fetched, whatever the controller does meanwhile.
+    paused: bool,
     pending: Option<Pending>,
     reply: Option<GroupReply>,
+    /// The queue of a fatal event that the controller hasn't been told of; never dropped.
+    fatal: Option<u16>,
     events: Deque<GroupEvent, EVENTS>,
     dropped_events: u64,
     statistics: GroupStatistics,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Running,
-    /// The host asked for a standstill: nothing is fetched.
-    Paused,
-    /// A reset waits for the commands in flight.
-    Resetting,
 }
 
 /// A request whose reply has to wait.
@@ -198,11 +199,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             unannounced: Vec::new(),
             slots: Slots::new(),
             namespaces: [NamespaceEntry { namespace: None, in_flight: 0 }; NAMESPACES],
+            flushes_of_all: 0,
             doorbell_buffer: None,
             coalescing: Coalescing { threshold_z: 0, time_100us: 0 },
-            state: State::Running,
+            resetting: false,
+            paused: false,
             pending: None,
             reply: None,
+            fatal: None,
             events: Deque::new(),
             dropped_events: 0,
             statistics: GroupStatistics {
@@ -223,7 +227,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     #[inline]
     #[must_use = "a command that is dropped never completes"]
     pub fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand> {
-        if self.state != State::Running {
+        if self.resetting || self.paused {
             return None;
         }
         let mut refusals = REFUSALS_PER_POLL;
@@ -310,7 +314,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             completion.queue.release();
             submission.stopped = true;
             let qid = submission.queue.qid;
-            self.push_event(GroupEvent::Fatal { qid });
+            self.fatal = Some(qid);
             return Turn::Nothing;
         };
         submission.in_flight = submission.in_flight.wrapping_add(1);
@@ -318,6 +322,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let cid = entry.cid.get();
         let Parsed { nsid, lba, kind, bytes, outcome } = self.parse(&entry);
         let namespace = match &outcome {
+            Ok(Operation::FlushAll) => {
+                self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
+                None
+            }
             Ok(_) => self.namespace_started(nsid),
             Err(_) => None,
         };
@@ -351,7 +359,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         {
             entry.in_flight = entry.in_flight.saturating_sub(1);
         }
-        if self.state == State::Resetting {
+        if slot.kind == Kind::FlushAll {
+            self.flushes_of_all = self.flushes_of_all.saturating_sub(1);
+        }
+        if self.resetting {
             self.finish_reset();
             return Completed::Dropped;
         }
@@ -380,7 +391,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let Some(Some(target)) = self.completion.get_mut(usize::from(index)) else { return };
         if target.queue.post(memory, completion).is_err() {
             let qid = target.queue.qid;
-            self.push_event(GroupEvent::Fatal { qid });
+            self.fatal = Some(qid);
             return;
         }
         if target.vector.is_some() {
@@ -471,13 +482,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// queue arms that queue's head. With `level_interrupts` (INTx) completion queues with unread entries do
     /// too, since the level falls when the head moves.
     pub fn arm(&mut self, memory: &impl DmaMemory, registers: &Registers, level_interrupts: bool) -> Armed {
-        if self.reply.is_some() || !self.events.is_empty() {
+        if self.has_message() {
             return Armed::Busy;
         }
-        if self.state != State::Running {
+        if self.resetting || self.paused {
             return Armed::Sleep;
         }
         let mut armed = Armed::Sleep;
+        let mut lost = None;
         for position in 0..QUEUES {
             let Some(Some(submission)) = self.submission.get_mut(position) else { continue };
             if submission.stopped {
@@ -503,12 +515,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                     submission.statistics.rearms_lost = submission.statistics.rearms_lost.wrapping_add(1);
                     armed = Armed::Busy;
                 }
-                Err(DmaError) => {
-                    submission.stopped = true;
-                    let qid = submission.queue.qid;
-                    self.push_event(GroupEvent::Fatal { qid });
-                }
+                Err(DmaError) => lost = Some(submission.queue.qid),
             }
+        }
+        if let Some(qid) = lost {
+            self.doorbell_failed(qid, false, DoorbellError::Dma);
         }
         if level_interrupts {
             for completion in self.completion.iter_mut().flatten() {
@@ -518,7 +529,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 }
             }
         }
-        if self.events.is_empty() { armed } else { Armed::Busy }
+        if self.has_message() { Armed::Busy } else { armed }
+    }
+
+    fn has_message(&self) -> bool {
+        self.reply.is_some() || self.fatal.is_some() || !self.events.is_empty()
     }
 
     /// A command that the host should try to cancel: it then completes it with [`Status::ABORT_REQUESTED`],
@@ -541,6 +556,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         if let Some(reply) = self.reply.take() {
             return Some(GroupMessage::Reply(reply));
         }
+        if let Some(qid) = self.fatal.take() {
+            return Some(GroupMessage::Event(GroupEvent::Fatal { qid }));
+        }
         self.events.pop_front().map(GroupMessage::Event)
     }
 
@@ -553,40 +571,44 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     /// Stops fetching, so that [`QueueGroup::in_flight`] falls to 0; doorbells rung meanwhile are found after
     /// [`QueueGroup::resume`]. For hosts that change guest memory or storage under a running controller.
+    ///
+    /// A reset of the controller doesn't end it.
     pub fn pause(&mut self) {
-        if self.state == State::Running {
-            self.state = State::Paused;
-        }
+        self.paused = true;
     }
 
     /// Undoes [`QueueGroup::pause`].
     pub fn resume(&mut self) {
-        if self.state == State::Paused {
-            self.state = State::Running;
-        }
+        self.paused = false;
     }
 
     /// Gives up every command in flight without completing it, and so ends a reset that waits for them.
     ///
     /// Only for a host that knows that nothing of theirs can touch guest memory any more; their tags are stale
-    /// afterwards. Call while a reset waits; at any other time the driver would miss the completions.
+    /// afterwards. Does nothing unless a reset waits: the driver would miss the completions.
     pub fn abandon_commands(&mut self) {
+        if !self.resetting {
+            return;
+        }
         self.slots.clear();
+        self.flushes_of_all = 0;
         for entry in &mut self.namespaces {
             entry.in_flight = 0;
         }
-        for submission in self.submission.iter_mut().flatten() {
-            submission.in_flight = 0;
-        }
-        if self.state == State::Resetting {
-            self.finish_reset();
-        }
+        self.finish_reset();
     }
 
     /// Whether a reset waits for commands in flight: a host that can cancel them should.
     #[must_use]
     pub fn is_resetting(&self) -> bool {
-        self.state == State::Resetting
+        self.resetting
+    }
+
+    /// Events that were dropped because the host didn't take them with [`QueueGroup::poll_message`]. Replies and
+    /// [`GroupEvent::Fatal`] are never among them.
+    #[must_use]
+    pub fn dropped_events(&self) -> u64 {
+        self.dropped_events
     }
 
     /// Counters by submission queue, for each that exists.
@@ -608,7 +630,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             DoorbellError::Dma => {
                 // The buffers' memory is gone: back to registers, and the controller hears of it.
                 self.detach_doorbells();
-                self.push_event(GroupEvent::Fatal { qid });
+                self.fatal = Some(qid);
             }
         }
     }

@@ -35,6 +35,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             Ok(Operation::Read(transfer) | Operation::Compare(transfer)) => (Kind::Read, transfer.len_bytes),
             Ok(Operation::Write { transfer, .. }) => (Kind::Write, transfer.len_bytes),
             Ok(Operation::Verify(range)) => (Kind::Read, u32::try_from(range.len_bytes).unwrap_or(u32::MAX)),
+            Ok(Operation::FlushAll) => (Kind::FlushAll, 0),
             _ => (Kind::Other, 0),
         };
         let nsid = match &outcome {

@@ -1,8 +1,6 @@
 //! The controller's requests, and the replies that have to wait.
 
-use super::{
-    ARBITRATION_BURST, GroupCompletion, Pending, QueueGroup, QueueStatistics, State, Submission, remove,
-};
+use super::{ARBITRATION_BURST, GroupCompletion, Pending, QueueGroup, QueueStatistics, Submission, remove};
 use crate::doorbell::{DoorbellError, Registers, clear_register, head_index, tail_index};
 use crate::memory::DmaMemory;
 use crate::message::{Coalescing, DoorbellBuffer, GroupReply, GroupRequest};
@@ -17,8 +15,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// Takes a request of the controller; its reply comes out of [`QueueGroup::poll_message`].
     pub fn handle_request(&mut self, memory: &impl DmaMemory, registers: &Registers, request: GroupRequest) {
         let result = match request {
-            GroupRequest::CreateCompletionQueue { qid, base, size, vector } => {
-                self.create_completion_queue(memory, registers, CompletionQueue::new(qid, base, size), vector)
+            GroupRequest::CreateCompletionQueue { qid, base, size, vector, coalesce } => {
+                let queue = CompletionQueue::new(qid, base, size);
+                self.create_completion_queue(memory, registers, queue, vector, coalesce)
             }
             GroupRequest::CreateSubmissionQueue { qid, cqid, base, size, page_shift } => {
                 self.page_shift = page_shift;
@@ -69,20 +68,16 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         registers: &Registers,
         mut queue: CompletionQueue,
         vector: Option<u16>,
+        coalesce: bool,
     ) -> Result<Option<GroupReply>, Status> {
         let place = self.completion.iter_mut().find(|place| place.is_none()).ok_or(Status::INTERNAL_ERROR)?;
         clear_register(registers, head_index(queue.qid));
+        queue.doorbell = queue.doorbell.with_posted_registers(self.config.posted_registers);
         if let Some(buffer) = self.doorbell_buffer {
             queue.doorbell.attach(memory, buffer, 0)?;
         }
-        *place = Some(GroupCompletion {
-            queue,
-            vector,
-            coalesce: true,
-            unannounced: 0,
-            since: None,
-            interrupts: 0,
-        });
+        *place =
+            Some(GroupCompletion { queue, vector, coalesce, unannounced: 0, since: None, interrupts: 0 });
         Ok(Some(GroupReply::Done))
     }
 
@@ -100,6 +95,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             .ok_or(Status::INTERNAL_ERROR)?;
         let sqid = queue.qid;
         clear_register(registers, tail_index(sqid));
+        queue.doorbell = queue.doorbell.with_posted_registers(self.config.posted_registers);
         if let Some(buffer) = self.doorbell_buffer {
             queue.doorbell.attach(memory, buffer, 0)?;
         }
@@ -177,9 +173,24 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         match result {
             Ok(_) => self.doorbell_buffer = Some(buffer),
             // The controller has checked both pages, so they vanished just now.
-            Err(_) => self.detach_doorbells(),
+            Err(_) => self.reattach_doorbells(memory, registers),
         }
         result
+    }
+
+    /// Goes back to the buffers in use before, which the driver keeps using when it is refused new ones.
+    fn reattach_doorbells(&mut self, memory: &impl DmaMemory, registers: &Registers) {
+        let Some(buffer) = self.doorbell_buffer else { return self.detach_doorbells() };
+        let mut intact = true;
+        for submission in self.submission.iter_mut().flatten() {
+            intact &= submission.queue.attach(memory, registers, buffer) != Err(DoorbellError::Dma);
+        }
+        for completion in self.completion.iter_mut().flatten() {
+            intact &= completion.queue.attach(memory, registers, buffer) != Err(DoorbellError::Dma);
+        }
+        if !intact {
+            self.detach_doorbells();
+        }
     }
 
     fn attached(
@@ -222,14 +233,15 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.coalescing = Coalescing::default();
         self.pending = None;
         self.reply = None;
+        self.fatal = None;
         self.events.clear();
-        self.state = State::Resetting;
+        self.resetting = true;
         self.finish_reset();
     }
 
     pub(super) fn finish_reset(&mut self) {
         if self.slots.occupied() == 0 {
-            self.state = State::Running;
+            self.resetting = false;
             self.reply = Some(GroupReply::ResetDone);
         }
     }
@@ -238,7 +250,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     pub(super) fn settle_pending(&mut self, ended: Tag, status: Status) {
         match self.pending {
             Some(Pending::Abort { tag, .. }) if tag == ended => {
-                let aborted = status == Status::ABORT_REQUESTED;
+                let aborted = (status.code_type(), status.code()) == (0, Status::ABORT_REQUESTED.code());
                 self.pending = None;
                 self.reply = Some(GroupReply::Abort { aborted });
             }
@@ -259,7 +271,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 }
             }
             Some(Pending::RemoveNamespace { index }) => {
-                if self.namespaces.get(index).is_some_and(|entry| entry.in_flight > 0) {
+                let used = self.namespaces.get(index).is_some_and(|entry| entry.in_flight > 0);
+                if used || self.flushes_of_all > 0 {
                     return;
                 }
             }

@@ -23,6 +23,8 @@ pub(super) enum Kind {
     /// Read, Compare, Verify.
     Read,
     Write,
+    /// Flush of every namespace.
+    FlushAll,
     Other,
 }
 

@@ -110,9 +110,17 @@ impl CompletionQueue {
         registers: &Registers,
         buffer: DoorbellBuffer,
     ) -> Result<(), DoorbellError> {
-        let polled = self.poll_head(memory, registers);
+        let mut polled = self.poll_head(memory, registers);
+        // A driver that moves a shadow which is in use now must write the register too. Where that shadow is
+        // gone, there is nothing to take from it.
+        if self.arm(memory, registers) == Ok(true) {
+            polled = polled.and(self.poll_head(memory, registers));
+        }
         self.doorbell.attach(memory, buffer, self.head)?;
-        polled
+        match polled {
+            Err(DoorbellError::Dma) => Ok(()),
+            polled => polled,
+        }
     }
 
     /// Before sleeping: whether the head has moved already.

@@ -75,9 +75,17 @@ impl SubmissionQueue {
         registers: &Registers,
         buffer: crate::message::DoorbellBuffer,
     ) -> Result<(), DoorbellError> {
-        let polled = self.poll_tail(memory, registers);
+        let mut polled = self.poll_tail(memory, registers);
+        // A driver that moves a shadow which is in use now must write the register too. Where that shadow is
+        // gone, there is nothing to take from it.
+        if self.arm(memory, registers) == Ok(true) {
+            polled = polled.and(self.poll_tail(memory, registers));
+        }
         self.doorbell.attach(memory, buffer, self.tail)?;
-        polled
+        match polled {
+            Err(DoorbellError::Dma) => Ok(()),
+            polled => polled,
+        }
     }
 
     /// Before sleeping: whether the tail has moved already.

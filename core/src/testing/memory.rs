@@ -100,7 +100,11 @@ impl RamMemory {
         region.write(offset, bytes);
     }
 
-    fn add_region(&mut self, base: u64, len_bytes: u64, writable: bool) {
+    /// Adds a region of zeroes. `base` and `len_bytes` are multiples of 4.
+    ///
+    /// # Panics
+    /// Where they are not.
+    pub fn add_region(&mut self, base: u64, len_bytes: u64, writable: bool) {
         assert!(base.is_multiple_of(4) && len_bytes.is_multiple_of(4), "regions are made of dwords");
         let dwords = (0..len_bytes / 4).map(|_| AtomicU32::new(0)).collect();
         self.regions.push(Region { base, dwords, writable });
