@@ -129,6 +129,12 @@ impl Session {
         self.release.as_fd()
     }
 
+    /// Whether messages wait that came in during a call, so that the socket may be silent about them.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        self.connection.has_queued()
+    }
+
     /// Handles what the client sent and answers what is over.
     ///
     /// # Errors
