@@ -354,6 +354,26 @@ impl Nvme {
         self.doorbell_map.is_some()
     }
 
+    /// CSTS.RDY.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn is_ready(&mut self) -> Result<bool, DriverError> {
+        Ok(self.read_u32(REG_CSTS)? & CSTS_RDY != 0)
+    }
+
+    /// Makes a queue pair that exists already use the shadow doorbells, as Linux does, whose Doorbell Buffer
+    /// Config comes after its queues. The controller has taken over their positions.
+    ///
+    /// # Errors
+    /// [`DriverError::Missing`] before [`Nvme::enable_shadow`].
+    pub fn attach_shadow(&self, queue: &mut QueuePair, rule: ShadowRule) -> Result<(), DriverError> {
+        for doorbell in queue.doorbells_mut() {
+            doorbell.shadow = Some(self.shadow_entry(doorbell.offset, rule)?);
+        }
+        Ok(())
+    }
+
     /// Disables the controller (CC.EN 0) and waits until it is.
     ///
     /// # Errors
@@ -419,13 +439,16 @@ impl Nvme {
         };
         let mut doorbell = doorbell(qid, completion, register);
         if let DoorbellMode::Shadow(rule) | DoorbellMode::ShadowEventFd(rule) = mode {
-            let (shadow, event_idx) = self.shadow.ok_or(DriverError::Missing("shadow doorbells yet"))?;
-            let at = doorbell.offset - DOORBELLS;
-            let memory = Arc::clone(&self.memory);
-            doorbell.shadow =
-                Some(DriverShadow { rule, memory, shadow: shadow + at, event_idx: event_idx + at });
+            doorbell.shadow = Some(self.shadow_entry(doorbell.offset, rule)?);
         }
         Ok(doorbell)
+    }
+
+    fn shadow_entry(&self, doorbell: u64, rule: ShadowRule) -> Result<DriverShadow, DriverError> {
+        let (shadow, event_idx) = self.shadow.ok_or(DriverError::Missing("shadow doorbells yet"))?;
+        let at = doorbell - DOORBELLS;
+        let memory = Arc::clone(&self.memory);
+        Ok(DriverShadow { rule, memory, shadow: shadow + at, event_idx: event_idx + at })
     }
 
     /// CAP.

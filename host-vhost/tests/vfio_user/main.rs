@@ -4,6 +4,7 @@
 mod codec;
 mod crate_client;
 mod dma;
+mod driver;
 mod dummy;
 mod life;
 mod malformed;
