@@ -308,7 +308,7 @@ fn attack() -> impl Strategy<Value = Attack> {
         any::<u64>(),
         // Addresses in RAM, descriptors, plausible commands.
         (0..HOSTILE_BYTES).prop_map(|at| at & !3),
-        (0_u64..64, 0_u64..=255).prop_map(|(len, kind)| len * 16 | kind << 56),
+        (0_u64..64, 0_u64..=255).prop_map(|(len, kind)| (len * 16) | (kind << 56)),
         (0_u64..=0x0f, 0_u64..4, 0_u64..4, 0_u64..3)
             .prop_map(|(opcode, psdt, cid, nsid)| opcode | psdt << 14 | cid << 16 | nsid << 32),
     ];
