@@ -47,14 +47,17 @@
 )]
 
 pub mod command;
+pub mod controller;
 pub mod data;
 pub mod doorbell;
 pub mod group;
 pub mod memory;
 pub mod message;
 pub mod namespace;
+pub mod pci;
 mod queue;
 pub mod spec;
+mod support;
 mod sync;
 pub mod tag;
 #[cfg(any(test, feature = "testing"))]

@@ -29,6 +29,8 @@ pub enum GroupRequest {
         size: u32,
         /// Interrupt vector, or `None` where the queue's interrupts are disabled (IEN 0).
         vector: Option<u16>,
+        /// Whether the vector takes part in interrupt coalescing.
+        coalesce: bool,
     },
     /// Create I/O Submission Queue on one of this group's completion queues.
     CreateSubmissionQueue {

@@ -633,6 +633,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.dropped_events
     }
 
+    /// The sums of all queues since the group came into being.
+    #[must_use]
+    pub fn statistics(&self) -> GroupStatistics {
+        self.statistics
+    }
+
     /// Counters by submission queue, for each that exists.
     pub fn queue_statistics(&self) -> impl Iterator<Item = QueueStatistics> + '_ {
         self.submission.iter().flatten().map(|submission| {

@@ -15,8 +15,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// Takes a request of the controller; its reply comes out of [`QueueGroup::poll_message`].
     pub fn handle_request(&mut self, memory: &impl DmaMemory, registers: &Registers, request: GroupRequest) {
         let result = match request {
-            GroupRequest::CreateCompletionQueue { qid, base, size, vector } => {
-                self.create_completion_queue(memory, registers, CompletionQueue::new(qid, base, size), vector)
+            GroupRequest::CreateCompletionQueue { qid, base, size, vector, coalesce } => {
+                let queue = CompletionQueue::new(qid, base, size);
+                self.create_completion_queue(memory, registers, queue, vector, coalesce)
             }
             GroupRequest::CreateSubmissionQueue { qid, cqid, base, size, page_shift } => {
                 self.page_shift = page_shift;
@@ -67,10 +68,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         registers: &Registers,
         mut queue: CompletionQueue,
         vector: Option<u16>,
+        coalesce: bool,
     ) -> Result<Option<GroupReply>, Status> {
-        // Coalescing Disable belongs to the vector, which another queue may have already.
-        let mut others = self.completion.iter().flatten();
-        let coalesce = others.find(|other| other.vector == vector).is_none_or(|other| other.coalesce);
         let place = self.completion.iter_mut().find(|place| place.is_none()).ok_or(Status::INTERNAL_ERROR)?;
         clear_register(registers, head_index(queue.qid));
         queue.doorbell = queue.doorbell.with_posted_registers(self.config.posted_registers);

@@ -130,6 +130,12 @@ impl Status {
         Self(self.0 | 1 << 14)
     }
 
+    /// The same status with More set: the Error Information log has more on it.
+    #[must_use]
+    pub const fn with_more(self) -> Self {
+        Self(self.0 | 1 << 13)
+    }
+
     /// Whether Do Not Retry is set.
     #[must_use]
     pub const fn is_dnr(self) -> bool {

@@ -15,6 +15,7 @@
 pub mod counting;
 pub mod driver;
 pub mod entry;
+pub mod fake_group;
 pub mod memory;
 pub mod pair;
 pub mod prp;
@@ -24,6 +25,7 @@ pub mod storage;
 
 pub use counting::CountingMemory;
 pub use driver::Driver;
+pub use fake_group::FakeGroup;
 pub use memory::RamMemory;
 pub use pair::Pair;
 pub use ring::{Ring, ShadowRule};

@@ -132,7 +132,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
     pub fn create_cq(&mut self, qid: u16, size: u32, vector: Option<u16>) {
         let base = self.allocate(u64::from(size) * 16);
         self.memory.fill(base, u64::from(size) * 16, 0);
-        let request = GroupRequest::CreateCompletionQueue { qid, base, size, vector };
+        let request = GroupRequest::CreateCompletionQueue { qid, base, size, vector, coalesce: true };
         assert_eq!(self.request(request), Some(GroupReply::Done));
         let queue = DriverQueue { base, size, position: 0, sqhd: 0, phase: true };
         self.driver.completion.insert(qid, queue);

@@ -59,7 +59,6 @@ impl Operation {
 /// they point at must live until the command has completed: see [`StorageCommand::new`].
 #[derive(Debug, Clone, Copy)]
 pub struct StorageCommand<'a> {
-    #[expect(dead_code, reason = "read by the storages that queue, which come next")]
     pub(super) token: Token,
     pub(super) operation: Operation,
     pub(super) offset_bytes: u64,
@@ -139,6 +138,8 @@ pub enum Submission {
     Complete(Result<(), StorageError>),
     /// Under way; the token will be reaped exactly once.
     Queued,
-    /// Nothing happened: no slot is free. Submit again after reaping.
+    /// Nothing happened: no slot is free, too much waits for a worker, or a write must not overtake a
+    /// read-modify-write. Submit again in the next round. It need not be one of this context's own
+    /// commands that is in the way, so don't sleep on it.
     Busy,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{NullStorage, OpenError, RamStorage, Storage};
+use super::{FileStorage, NullStorage, OpenError, Qcow2Storage, RamStorage, Storage};
 
 /// What to open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +50,16 @@ pub enum Direct {
     Off,
 }
 
+/// Who does the I/O of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FileEngine {
+    /// io_uring, or threads where there is none.
+    #[default]
+    Auto,
+    /// Worker threads with plain system calls.
+    Threads,
+}
+
 impl StorageConfig {
     /// Opens it.
     ///
@@ -60,9 +70,10 @@ impl StorageConfig {
         match self {
             Self::Null { size_bytes } => Ok(Arc::new(NullStorage::new(*size_bytes))),
             Self::Ram { size_bytes } => Ok(Arc::new(RamStorage::new(*size_bytes)?)),
-            Self::File { path, .. } | Self::Qcow2 { path, .. } => {
-                Err(OpenError::Unusable { path: path.clone(), what: "not yet".into() })
+            Self::File { path, read_only, direct } => {
+                Ok(Arc::new(FileStorage::open(path, *read_only, *direct, FileEngine::Auto)?))
             }
+            Self::Qcow2 { path, read_only } => Ok(Arc::new(Qcow2Storage::open(path, *read_only)?)),
         }
     }
 }

@@ -19,24 +19,43 @@
 //! (RAM and null storages excepted, they live in it): nothing is cached in user space. What
 //! [`Operation::Flush`] or FUA acknowledged survives a power failure.
 
+mod aligned;
 mod command;
 mod config;
 mod context;
 mod error;
+pub mod fault;
+mod file;
+mod file_queue;
+mod file_worker;
+mod gate;
+mod image;
+mod limits;
+mod lost_flush;
 mod null;
+mod power_failure;
+mod qcow2;
 mod ram;
 mod ram_map;
+mod ring;
 mod segments;
+mod slots;
+mod stream;
 mod wake;
+mod worker;
 
 use std::fmt::Debug;
 
 pub use command::{Operation, StorageCommand, Submission, Token};
-pub use config::{Direct, ParseSizeError, StorageConfig, parse_size};
+pub use config::{Direct, FileEngine, ParseSizeError, StorageConfig, parse_size};
 pub use context::{IoContext, IoContextConfig};
 pub use error::{OpenError, ResizeError, StorageError};
+pub use file::FileStorage;
+pub use file_queue::FileQueue;
 pub use null::{NullQueue, NullStorage};
+pub use qcow2::Qcow2Storage;
 pub use ram::{RamQueue, RamStorage};
+pub use worker::WorkerQueue;
 
 /// A medium. Shared by all pollers, who do their I/O through queues of it.
 pub trait Storage: Send + Sync + Debug {
@@ -83,6 +102,10 @@ pub enum StorageQueue {
     Null(NullQueue),
     /// Copies.
     Ram(RamQueue),
+    /// io_uring, helped by a thread.
+    File(FileQueue),
+    /// Threads only: files without io_uring, qcow2, fault injection.
+    Worker(WorkerQueue),
 }
 
 impl StorageQueue {
@@ -90,10 +113,11 @@ impl StorageQueue {
     /// [`IoContext::submit_batch`].
     #[inline]
     pub fn submit(&mut self, context: &mut IoContext, command: &StorageCommand<'_>) -> Submission {
-        let _ = context;
         match self {
             Self::Null(queue) => queue.submit(command),
             Self::Ram(queue) => queue.submit(command),
+            Self::File(queue) => queue.submit(context, command),
+            Self::Worker(queue) => queue.submit(context, command),
         }
     }
 

@@ -128,7 +128,7 @@ impl RamQueue {
             }
             Operation::Write { .. } => {
                 // SAFETY: as above.
-                unsafe { segments::gather(medium, command.segments) };
+                unsafe { segments::gather_to_medium(medium, command.segments) };
             }
             Operation::WriteZeroes { .. } | Operation::Deallocate => {
                 self.shared.map.zero(command.offset_bytes, command.len_bytes);
@@ -165,9 +165,11 @@ impl RamQueue {
     }
 }
 
-/// How much of a range is worth a prefetch; a longer copy is found by the CPU's own prefetcher.
+/// How much of a range is worth a prefetch; the CPU's own prefetcher finds the rest. Measured for
+/// random 4 KiB reads of 1 GiB, one command ahead: 706 ns without, 507 ns with 256 bytes, 513 ns with
+/// 1 KiB, 718 ns with all 4 KiB (more lines than a core can have under way).
 #[cfg(target_arch = "x86_64")]
-const PREFETCH_BYTES: u64 = 4096;
+const PREFETCH_BYTES: u64 = 512;
 
 #[cfg(test)]
 mod tests {

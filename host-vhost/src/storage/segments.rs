@@ -7,6 +7,8 @@
 
 use std::ptr;
 
+use super::stream;
+
 /// Copies from `source` into the segments in order; null segments are skipped.
 ///
 /// # Safety
@@ -21,6 +23,20 @@ pub(super) unsafe fn scatter(mut source: *const u8, segments: &[libc::iovec]) {
             unsafe { ptr::copy_nonoverlapping(source, segment.iov_base.cast::<u8>(), segment.iov_len) };
         }
         source = source.wrapping_add(segment.iov_len);
+    }
+}
+
+/// Copies the segments in order to `destination`, past the caches: it is a medium.
+///
+/// # Safety
+///
+/// As for [`gather`].
+#[inline]
+pub(super) unsafe fn gather_to_medium(mut destination: *mut u8, segments: &[libc::iovec]) {
+    for segment in segments {
+        // SAFETY: both sides are valid for the length, by this function's contract.
+        unsafe { stream::copy(segment.iov_base.cast::<u8>(), destination, segment.iov_len) };
+        destination = destination.wrapping_add(segment.iov_len);
     }
 }
 
@@ -55,4 +71,87 @@ pub(super) unsafe fn equals(mut medium: *const u8, segments: &[libc::iovec]) -> 
         medium = medium.wrapping_add(segment.iov_len);
     }
     true
+}
+
+/// Where a copy in several pieces has got to.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    segments: &'a [libc::iovec],
+    /// Bytes of the first segment that are done.
+    done: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(segments: &'a [libc::iovec]) -> Self {
+        Self { segments, done: 0 }
+    }
+
+    /// The next piece of at most `len` bytes that lies in one segment.
+    fn next(&mut self, len: usize) -> Option<libc::iovec> {
+        loop {
+            let (first, rest) = self.segments.split_first()?;
+            let left = first.iov_len - self.done;
+            if left == 0 {
+                self.segments = rest;
+                self.done = 0;
+                continue;
+            }
+            let len = left.min(len);
+            let iov_base = if first.iov_base.is_null() {
+                first.iov_base
+            } else {
+                first.iov_base.wrapping_byte_add(self.done)
+            };
+            self.done += len;
+            return Some(libc::iovec { iov_base, iov_len: len });
+        }
+    }
+
+    /// The next `buffer.len()` bytes of the segments, from `buffer`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`scatter`].
+    pub(super) unsafe fn scatter(&mut self, buffer: &[u8]) {
+        let mut at = 0;
+        while at < buffer.len() {
+            let Some(piece) = self.next(buffer.len() - at) else { return };
+            // SAFETY: the piece is inside the buffer and inside a segment.
+            unsafe { scatter(buffer[at..].as_ptr(), &[piece]) };
+            at += piece.iov_len;
+        }
+    }
+
+    /// The next `buffer.len()` bytes of the segments, into `buffer`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`gather`].
+    pub(super) unsafe fn gather(&mut self, buffer: &mut [u8]) {
+        let mut at = 0;
+        while at < buffer.len() {
+            let Some(piece) = self.next(buffer.len() - at) else { return };
+            // SAFETY: the piece is inside the buffer and inside a segment.
+            unsafe { gather(buffer[at..].as_mut_ptr(), &[piece]) };
+            at += piece.iov_len;
+        }
+    }
+
+    /// Whether the next `buffer.len()` bytes of the segments are those of `buffer`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`equals`].
+    pub(super) unsafe fn equals(&mut self, buffer: &[u8]) -> bool {
+        let mut at = 0;
+        while at < buffer.len() {
+            let Some(piece) = self.next(buffer.len() - at) else { return false };
+            // SAFETY: the piece is inside the buffer and inside a segment.
+            if !unsafe { equals(buffer[at..].as_ptr(), &[piece]) } {
+                return false;
+            }
+            at += piece.iov_len;
+        }
+        true
+    }
 }

@@ -39,7 +39,6 @@ impl Wake {
         self.drain();
     }
 
-    #[expect(dead_code, reason = "called by workers, which come next")]
     /// A worker has published a completion.
     pub(super) fn notify(&self) {
         // Pairs with the fence in `prepare_sleep`.

@@ -9,5 +9,7 @@ pub(crate) fn run(targets: &[&str], threads: u32) -> anyhow::Result<()> {
     for target in targets {
         cargo.args(["--test", target]);
     }
+    // An error here tells its own story; where in the harness it arose only buries it.
+    cargo.env("RUST_LIB_BACKTRACE", "0");
     command::run(cargo.args(["--", "--nocapture"]).arg(format!("--test-threads={threads}")))
 }

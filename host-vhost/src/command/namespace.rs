@@ -1,0 +1,63 @@
+//! `doorbell namespace add|remove|resize`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use doorbell_vhost::ctl::client::ask;
+use doorbell_vhost::ctl::protocol::{Answer, Command};
+use doorbell_vhost::namespace_spec::NamespaceSpec;
+use doorbell_vhost::storage::parse_size;
+
+#[derive(Debug, Args)]
+pub(crate) struct Namespace {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Add a namespace and print its identifier.
+    Add {
+        /// The device's socket, as given to `doorbell serve`.
+        socket: PathBuf,
+        /// What it holds: ram=64M, file=disk.img,block=4096,read-only, ...
+        spec: NamespaceSpec,
+    },
+    /// Remove a namespace, once its commands have ended.
+    Remove {
+        /// The device's socket, as given to `doorbell serve`.
+        socket: PathBuf,
+        /// Namespace identifier.
+        nsid: u32,
+    },
+    /// Change the size of a namespace.
+    Resize {
+        /// The device's socket, as given to `doorbell serve`.
+        socket: PathBuf,
+        /// Namespace identifier.
+        nsid: u32,
+        /// The new size: 2G, 512M, ...
+        #[arg(value_parser = parse_size)]
+        size: u64,
+    },
+}
+
+impl Namespace {
+    pub(crate) fn run(self) -> Result<()> {
+        let (socket, command, done) = match self.action {
+            Action::Add { socket, spec } => {
+                (socket, Command::NamespaceAdd { spec: spec.to_string() }, "added")
+            }
+            Action::Remove { socket, nsid } => (socket, Command::NamespaceRemove { nsid }, "removed"),
+            Action::Resize { socket, nsid, size } => {
+                (socket, Command::NamespaceResize { nsid, size_bytes: size }, "resized")
+            }
+        };
+        match ask(&socket, command)? {
+            Answer::Namespace { nsid } => println!("namespace {nsid} {done}"),
+            Answer::Stat(_) => bail!("the server answered another question; is it of another version?"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,405 @@
+//! The control thread of a device: clients that come and go, and whatever isn't the I/O path.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use doorbell_core::controller::NamespaceChange;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::model::Model;
+use super::namespaces::{NamespaceTable, Opened};
+use super::report::ReportCollector;
+use super::state::StateFile;
+use super::{ControlMail, flush_all};
+use crate::ctl::protocol::{Answer, Command};
+use crate::memory::Sharing;
+use crate::poller::{FromGroup, ToGroup};
+use crate::vfio_user::connection::Lost;
+use crate::vfio_user::listener::{Handed, Listener};
+use crate::vfio_user::server::{Released, Session, Step};
+
+/// How long commands may keep a reset or an unmap waiting before their storages are asked to give them up.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the SMART counters are written.
+const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Where the device stands with its clients.
+#[derive(Debug)]
+enum Phase {
+    /// Waiting for one.
+    Waiting,
+    /// Serving one.
+    Serving(Box<Session>),
+    /// One has gone and what it lent is being given up.
+    Ending(Released),
+}
+
+/// A change of namespaces that somebody at the control socket waits for.
+#[derive(Debug)]
+struct Waiting {
+    change: Change,
+    reply: Sender<Result<Answer, String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// Every group knows of it.
+    Known(NamespaceChange),
+    /// The groups stand still, so that the storage can change its size.
+    Paused { nsid: u32, size_bytes: u64, groups_left: usize },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Control {
+    model: Model,
+    listener: Option<Listener>,
+    phase: Phase,
+    connections: u64,
+    namespaces: NamespaceTable,
+    waiting: VecDeque<Waiting>,
+    reports: ReportCollector,
+    state: StateFile,
+    saved: Instant,
+    quiescing_since: Option<Instant>,
+    stopping: bool,
+}
+
+impl Control {
+    pub(super) fn new(
+        model: Model,
+        source: Handed,
+        namespaces: NamespaceTable,
+        reports: ReportCollector,
+        mut state: StateFile,
+    ) -> std::io::Result<Self> {
+        let mut model = model;
+        if let Some(counters) = state.load() {
+            model.controller.restore_smart_counters(counters);
+        }
+        let memory = Arc::clone(&model.shared.memory);
+        let (listener, phase, connections) = match source {
+            Handed::Listening(listener) => (Some(listener), Phase::Waiting, 0),
+            Handed::Connected(stream) => (None, Phase::Serving(Box::new(Session::new(stream, memory)?)), 1),
+        };
+        Ok(Self {
+            model,
+            listener,
+            phase,
+            connections,
+            namespaces,
+            waiting: VecDeque::new(),
+            reports,
+            state,
+            saved: Instant::now(),
+            quiescing_since: None,
+            stopping: false,
+        })
+    }
+
+    /// Serves until it is told to stop, or until the one client that was handed over has gone.
+    pub(super) fn run(&mut self) {
+        loop {
+            self.turn();
+            let over = matches!(self.phase, Phase::Waiting) && (self.stopping || self.listener.is_none());
+            if over && !self.model.is_quiescing() {
+                break;
+            }
+            self.wait();
+        }
+        let storages: Vec<_> = self.model.shared.storages().iter().flatten().cloned().collect();
+        if let Err(error) = flush_all(&storages) {
+            tracing::error!(%error, "the last flush failed");
+        }
+        self.state.save(self.model.controller.smart_counters());
+    }
+
+    /// Handles everything that has come in.
+    fn turn(&mut self) {
+        while let Some(mail) = self.model.shared.control.receive() {
+            self.handle_mail(mail);
+        }
+        self.serve_client();
+        for change in self.model.pump() {
+            self.namespace_changed(change);
+        }
+        self.check_sharing();
+        self.finish_tickets();
+        self.watch_patience();
+        if self.saved.elapsed() > SAVE_INTERVAL {
+            self.saved = Instant::now();
+            self.state.save(self.model.controller.smart_counters());
+        }
+    }
+
+    fn serve_client(&mut self) {
+        match &mut self.phase {
+            Phase::Waiting => self.accept(),
+            Phase::Serving(session) => {
+                if self.stopping {
+                    self.client_lost(Lost::Closed);
+                    return;
+                }
+                self.model.handle_intx_unmask();
+                match session.step(&mut self.model) {
+                    Ok(Step::Idle) => {}
+                    // The rest comes in the next turn, after this one's pump.
+                    Ok(Step::More) => self.model.shared.control.waker().wake(),
+                    Err(lost) => self.client_lost(lost),
+                }
+            }
+            Phase::Ending(released) => {
+                if released.is_complete() && !self.model.is_quiescing() {
+                    self.phase = Phase::Waiting;
+                    self.state.save(self.model.controller.smart_counters());
+                    self.accept();
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) else { return };
+        match listener.try_accept() {
+            Ok(Some(stream)) => self.attach(stream),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a client could not be accepted"),
+        }
+    }
+
+    fn attach(&mut self, stream: UnixStream) {
+        match Session::new(stream, Arc::clone(&self.model.shared.memory)) {
+            Ok(session) => {
+                self.connections += 1;
+                tracing::info!(connection = self.connections, "client attached");
+                self.phase = Phase::Serving(Box::new(session));
+                self.model.shared.control.waker().wake();
+            }
+            Err(error) => tracing::warn!(%error, "a client could not be served"),
+        }
+    }
+
+    fn client_lost(&mut self, lost: Lost) {
+        if let Phase::Serving(session) = std::mem::replace(&mut self.phase, Phase::Waiting) {
+            tracing::info!(reason = %lost, "client detached");
+            self.phase = Phase::Ending(session.end());
+            self.model.client_lost();
+            self.model.tell_groups(ToGroup::Report);
+        }
+    }
+
+    /// Once the guest has written its first command: do we see the same memory as the guest?
+    fn check_sharing(&mut self) {
+        let (Phase::Serving(session), true) = (&self.phase, self.model.sharing_unknown) else { return };
+        let Some(address) = self.model.admin_queue_with_commands() else { return };
+        self.model.sharing_unknown = false;
+        match session.check_shared(address, 64) {
+            Ok(Sharing::Unknown | Sharing::Shared) => {}
+            Err(not_shared) => {
+                tracing::error!("{not_shared}");
+                self.client_lost(Lost::Closed);
+            }
+        }
+    }
+
+    fn finish_tickets(&mut self) {
+        let tickets = self.model.finished_tickets();
+        if let Phase::Serving(session) = &mut self.phase {
+            let finished = tickets.into_iter().try_for_each(|ticket| session.finish(ticket));
+            if let Err(lost) = finished {
+                self.client_lost(lost);
+            }
+        }
+    }
+
+    /// Commands that keep somebody waiting too long are cancelled.
+    fn watch_patience(&mut self) {
+        let waits = match &self.phase {
+            Phase::Serving(session) => session.has_pending() || self.model.is_quiescing(),
+            Phase::Ending(_) => true,
+            Phase::Waiting => self.model.is_quiescing(),
+        };
+        if !waits {
+            self.quiescing_since = None;
+            return;
+        }
+        let since = *self.quiescing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PATIENCE {
+            self.quiescing_since = Some(Instant::now());
+            self.model.tell_groups(ToGroup::CancelAll);
+        }
+    }
+
+    fn handle_mail(&mut self, mail: ControlMail) {
+        match mail {
+            ControlMail::Group { group, message } => {
+                self.model.handle_group(group, &message);
+                match message {
+                    FromGroup::Paused => self.group_paused(),
+                    FromGroup::Report(report) => {
+                        if let Some(reply) = self.reports.add(*report) {
+                            let answer = self.statistics();
+                            let _ = reply.send(Ok(answer));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            ControlMail::AdminDoorbell => {}
+            ControlMail::Command { command, reply } => self.handle_command(command, reply),
+            ControlMail::Add { opened, reply } => self.add_namespace(*opened, reply),
+            ControlMail::Flushed(durable) => self.model.handle_flushed(durable),
+            ControlMail::Stop => self.stopping = true,
+        }
+    }
+
+    fn handle_command(&mut self, command: Command, reply: Sender<Result<Answer, String>>) {
+        match command {
+            Command::Stat => {
+                self.reports.ask(reply, self.model.group_count());
+                self.model.tell_groups(ToGroup::Report);
+            }
+            Command::NamespaceRemove { nsid } => {
+                let started = self.model.controller.remove_namespace(nsid).map_err(|error| error.to_string());
+                self.wait_for(started, Change::Known(NamespaceChange::Removed { nsid }), reply);
+            }
+            Command::NamespaceResize { nsid, size_bytes } => {
+                let busy = self.waiting.iter().any(|one| matches!(one.change, Change::Paused { .. }));
+                let started = if busy {
+                    Err("another namespace is being resized: try again".into())
+                } else {
+                    self.namespaces.check_resize(nsid, size_bytes)
+                };
+                let groups_left = self.model.group_count();
+                if started.is_ok() {
+                    self.model.tell_groups(ToGroup::Pause);
+                }
+                self.wait_for(started, Change::Paused { nsid, size_bytes, groups_left }, reply);
+            }
+            Command::NamespaceAdd { .. } => {
+                let _ = reply.send(Err("a namespace to add comes with its storage opened".into()));
+            }
+        }
+    }
+
+    fn add_namespace(&mut self, opened: Opened, reply: Sender<Result<Answer, String>>) {
+        match self.namespaces.add(&mut self.model.controller, &self.model.shared, opened) {
+            Ok(nsid) => self.wait_for(Ok(()), Change::Known(NamespaceChange::Added { nsid }), reply),
+            Err(text) => {
+                let _ = reply.send(Err(text));
+            }
+        }
+    }
+
+    fn wait_for(
+        &mut self,
+        started: Result<(), String>,
+        change: Change,
+        reply: Sender<Result<Answer, String>>,
+    ) {
+        match started {
+            Ok(()) => self.waiting.push_back(Waiting { change, reply }),
+            Err(text) => {
+                let _ = reply.send(Err(text));
+            }
+        }
+    }
+
+    /// Every group knows of a change.
+    fn namespace_changed(&mut self, change: NamespaceChange) {
+        let nsid = match change {
+            NamespaceChange::Removed { nsid } => {
+                self.namespaces.removed(nsid);
+                self.model.shared.set_storage(nsid, None);
+                self.model.tell_groups(ToGroup::Look);
+                nsid
+            }
+            NamespaceChange::Added { nsid } | NamespaceChange::Resized { nsid } => nsid,
+        };
+        if let Some(place) = self.waiting.iter().position(|one| one.change == Change::Known(change))
+            && let Some(waiting) = self.waiting.remove(place)
+        {
+            let _ = waiting.reply.send(Ok(Answer::Namespace { nsid }));
+        }
+    }
+
+    /// One more group stands still; after the last one the storage is resized, and the groups go on.
+    fn group_paused(&mut self) {
+        let resizing = |one: &mut Waiting| match &mut one.change {
+            Change::Paused { nsid, size_bytes, groups_left } => {
+                *groups_left = groups_left.saturating_sub(1);
+                (*groups_left == 0).then_some((*nsid, *size_bytes))
+            }
+            Change::Known(_) => None,
+        };
+        let found = self
+            .waiting
+            .iter_mut()
+            .enumerate()
+            .find_map(|(place, one)| resizing(one).map(|resize| (place, resize)));
+        let Some((place, (nsid, size_bytes))) = found else { return };
+        let resized =
+            self.namespaces.resize(&mut self.model.controller, &self.model.shared, nsid, size_bytes);
+        self.model.tell_groups(ToGroup::Resume);
+        let Some(mut waiting) = self.waiting.remove(place) else { return };
+        match resized {
+            Ok(()) => {
+                waiting.change = Change::Known(NamespaceChange::Resized { nsid });
+                self.waiting.push_back(waiting);
+            }
+            Err(text) => {
+                let _ = waiting.reply.send(Err(text));
+            }
+        }
+    }
+
+    fn statistics(&mut self) -> Answer {
+        let connected = matches!(self.phase, Phase::Serving(_));
+        let mut statistics = self.reports.statistics(&self.model);
+        statistics.connected = connected;
+        statistics.connections = self.connections;
+        statistics.namespaces = self.namespaces.statistics();
+        Answer::Stat(Box::new(statistics))
+    }
+
+    /// Sleeps until something comes in.
+    fn wait(&mut self) {
+        let shared = Arc::clone(&self.model.shared);
+        let waker = shared.control.waker();
+        waker.prepare_sleep();
+        let unmask = shared.interrupts.intx_unmask_fd();
+        let mut fds = vec![PollFd::new(waker, PollFlags::IN)];
+        let mut queued = false;
+        match &self.phase {
+            Phase::Waiting => {
+                if let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) {
+                    fds.push(PollFd::new(listener, PollFlags::IN));
+                }
+            }
+            Phase::Serving(session) => {
+                queued = session.has_queued();
+                fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
+                fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
+                if let Some(unmask) = &unmask {
+                    fds.push(PollFd::new(unmask, PollFlags::IN));
+                }
+            }
+            Phase::Ending(released) => fds.push(PollFd::new(released, PollFlags::IN)),
+        }
+        if !shared.control.has_mail() && !queued {
+            // The longest sleep is a tick of the clock that ages SMART counters and patience.
+            let timeout = Timespec::try_from(self.longest_sleep()).ok();
+            let _ = poll(&mut fds, timeout.as_ref());
+        }
+        drop(fds);
+        waker.finish_sleep();
+    }
+
+    fn longest_sleep(&self) -> Duration {
+        if self.quiescing_since.is_some() { Duration::from_millis(100) } else { Duration::from_secs(10) }
+    }
+}

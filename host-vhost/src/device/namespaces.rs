@@ -1,0 +1,126 @@
+//! The namespaces of a device: their storages, sizes and identifiers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use doorbell_core::controller::NamespaceConfig;
+use uuid::Uuid;
+
+use super::DeviceShared;
+use super::model::HostController;
+use crate::ctl::protocol::NamespaceStatistics;
+use crate::namespace_spec::NamespaceSpec;
+use crate::storage::{OpenError, Storage, StorageConfig};
+
+/// A namespace whose storage is open.
+#[derive(Debug)]
+pub struct Opened {
+    storage: Arc<dyn Storage>,
+    block_bytes: u32,
+    uuid: [u8; 16],
+}
+
+impl Opened {
+    /// Opens the storage. The UUID is made from what it is, so it stays the same from start to start: a file's
+    /// path, or for memory the serial number and `ordinal`.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub fn open(spec: &NamespaceSpec, serial: &str, ordinal: u64) -> Result<Self, OpenError> {
+        let storage = spec.storage.open()?;
+        let name = match &spec.storage {
+            StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } => {
+                let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+                format!("{serial}/{}", path.display())
+            }
+            StorageConfig::Null { .. } | StorageConfig::Ram { .. } => format!("{serial}/{ordinal}"),
+        };
+        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("doorbell:{name}").as_bytes()).into_bytes();
+        Ok(Self { storage, block_bytes: spec.block_bytes, uuid })
+    }
+
+    /// Whether acknowledged writes need a flush to survive a power failure.
+    #[must_use]
+    pub fn has_volatile_cache(&self) -> bool {
+        self.storage.volatile_cache()
+    }
+}
+
+/// The namespaces by identifier.
+#[derive(Debug, Default)]
+pub(super) struct NamespaceTable {
+    entries: BTreeMap<u32, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    storage: Arc<dyn Storage>,
+    block_bytes: u32,
+}
+
+impl NamespaceTable {
+    /// Adds a namespace under the lowest free identifier, which it returns.
+    pub(super) fn add(
+        &mut self,
+        controller: &mut HostController,
+        shared: &DeviceShared,
+        opened: Opened,
+    ) -> Result<u32, String> {
+        let Opened { storage, block_bytes, uuid } = opened;
+        let config = NamespaceConfig {
+            size_blocks: storage.size_bytes() / u64::from(block_bytes),
+            block_bytes,
+            read_only: storage.read_only(),
+            uuid,
+            nguid: [0; 16],
+            eui64: [0; 8],
+        };
+        let nsid = controller.add_namespace(None, config).map_err(|error| error.to_string())?;
+        shared.set_storage(nsid, Some(Arc::clone(&storage)));
+        self.entries.insert(nsid, Entry { storage, block_bytes });
+        Ok(nsid)
+    }
+
+    /// A namespace is gone altogether.
+    pub(super) fn removed(&mut self, nsid: u32) {
+        self.entries.remove(&nsid);
+    }
+
+    /// Whether a size is worth pausing the groups for.
+    pub(super) fn check_resize(&self, nsid: u32, size_bytes: u64) -> Result<(), String> {
+        let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(entry.block_bytes)) {
+            return Err(format!("{size_bytes} bytes is no whole number of blocks of {}", entry.block_bytes));
+        }
+        Ok(())
+    }
+
+    /// Resizes the storage and the namespace. No command is in flight.
+    pub(super) fn resize(
+        &mut self,
+        controller: &mut HostController,
+        shared: &DeviceShared,
+        nsid: u32,
+        size_bytes: u64,
+    ) -> Result<(), String> {
+        let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        entry.storage.resize(size_bytes).map_err(|error| error.to_string())?;
+        // Queues that know the size must take it anew.
+        shared.set_storage(nsid, Some(Arc::clone(&entry.storage)));
+        controller
+            .resize_namespace(nsid, size_bytes / u64::from(entry.block_bytes))
+            .map_err(|error| error.to_string())
+    }
+
+    /// What `doorbell stat` shows.
+    pub(super) fn statistics(&self) -> Vec<NamespaceStatistics> {
+        let describe = |(nsid, entry): (&u32, &Entry)| NamespaceStatistics {
+            nsid: *nsid,
+            kind: entry.storage.kind().to_owned(),
+            size_bytes: entry.storage.size_bytes(),
+            block_bytes: entry.block_bytes,
+            read_only: entry.storage.read_only(),
+        };
+        self.entries.iter().map(describe).collect()
+    }
+}

@@ -1,0 +1,312 @@
+//! A device being served: its pollers, its control thread, its control socket.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use doorbell_core::controller::{Ascii, ControllerConfig};
+use doorbell_core::pci::{ConfigSpace, PciConfig};
+use thiserror::Error;
+use uuid::Uuid;
+
+use super::control::Control;
+use super::model::{GroupAddress, Model};
+use super::namespaces::{NamespaceTable, Opened};
+use super::report::{PollerGauge, ReportCollector};
+use super::state::StateFile;
+use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Storages};
+use crate::ctl::protocol::{Answer, Command};
+use crate::ctl::server::ControlSocket;
+use crate::namespace_spec::NamespaceSpec;
+use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig};
+use crate::storage::OpenError;
+use crate::vfio_user::listener::{Handed, ListenError, Listener, Naming};
+
+/// Why a device can't be served.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// A namespace can't be opened.
+    #[error("namespace {spec}: {source}")]
+    Namespace {
+        /// What was asked for.
+        spec: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// The controller doesn't take a namespace.
+    #[error("namespace {spec}: {why}")]
+    Refused {
+        /// What was asked for.
+        spec: String,
+        /// Why.
+        why: String,
+    },
+    /// There is no socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A poller can't be started.
+    #[error(transparent)]
+    Poller(#[from] OpenError),
+    /// A serial number that no controller can have.
+    #[error("serial number `{0}`: up to 20 printable ASCII characters")]
+    Serial(String),
+    /// The system refused.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ServeError {
+    move |source| ServeError::System { what, source }
+}
+
+/// A running server. Dropping it stops it: the client is detached, everything is flushed.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<DeviceShared>,
+    path: Option<PathBuf>,
+    namespaces: usize,
+    control: Option<JoinHandle<()>>,
+    socket: Option<ControlSocket>,
+    /// After the control thread, which tells them what to do.
+    pollers: Vec<Poller>,
+}
+
+impl Server {
+    /// Opens the namespaces and the socket, and starts the threads.
+    ///
+    /// # Errors
+    /// See [`ServeError`]; nothing is left behind.
+    pub fn start(config: DeviceConfig) -> Result<Self, ServeError> {
+        let (source, path) = open_endpoint(&config.endpoint)?;
+        let serial = serial(&config)?;
+        let shared = DeviceShared::new(config.vectors, config.doorbells, Storages::default());
+        let shared = Arc::new(shared.map_err(system("make the doorbell page"))?);
+        let pollers = start_pollers(&config, &shared)?;
+        let groups = pollers.iter().map(|poller| GroupAddress {
+            mailbox: Arc::clone(poller.mailbox()),
+            epoll: Arc::clone(poller.epoll()),
+        });
+        let gauges = pollers.iter().map(|poller| PollerGauge {
+            counters: Arc::clone(poller.counters()),
+            mailbox: Arc::clone(poller.mailbox()),
+        });
+        let reports = ReportCollector::new(gauges.collect());
+        let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
+        let opened = open_namespaces(&config.namespaces, &serial)?;
+        let write_cache = opened.iter().any(Opened::has_volatile_cache);
+        let controller = controller_config(&config, &serial, write_cache);
+        let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
+        let mut table = NamespaceTable::default();
+        for (opened, spec) in opened.into_iter().zip(&config.namespaces) {
+            table
+                .add(&mut model.controller, &shared, opened)
+                .map_err(|why| ServeError::Refused { spec: spec.to_string(), why })?;
+        }
+        let state = StateFile::choose(config.state.as_deref(), &config.namespaces);
+        let mut control =
+            Control::new(model, source, table, reports, state).map_err(system("serve a client"))?;
+        let control = std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || control.run())
+            .map_err(system("start the control thread"))?;
+        let mut server = Self {
+            socket: None,
+            path,
+            namespaces: config.namespaces.len(),
+            control: Some(control),
+            shared,
+            pollers,
+        };
+        if let Some(path) = &server.path {
+            server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial)?);
+        }
+        Ok(server)
+    }
+
+    /// What a person types to attach a VM.
+    #[must_use]
+    pub fn attach_line(&self) -> String {
+        let path = self.path.as_deref().unwrap_or(Path::new("SOCKET"));
+        format!(
+            "qemu-system-x86_64 -M q35,memory-backend=m \\\n  -object memory-backend-memfd,id=m,size=1G,share=on \\\n  \
+             -device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":\"{}\"}}}}' ...",
+            path.display()
+        )
+    }
+
+    /// How many namespaces it started with.
+    #[must_use]
+    pub fn namespaces(&self) -> usize {
+        self.namespaces
+    }
+
+    /// Whether the control thread has ended, as it does when a client that was handed over has gone.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.control.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Prints how to attach a VM and serves until SIGTERM or SIGINT, or until the one client that was handed
+    /// over has gone.
+    ///
+    /// # Errors
+    /// Where signals can't be waited for.
+    pub fn run_until_signal(self) -> std::io::Result<()> {
+        use std::time::Duration;
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        let place = self
+            .path
+            .as_ref()
+            .map_or("a socket that was handed over".into(), |path| path.display().to_string());
+        println!("serving {} namespace(s) on {place}", self.namespaces);
+        println!("attach QEMU 10.1 or newer with\n  {}", self.attach_line());
+        use std::io::Write as _;
+        std::io::stdout().flush()?;
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) && !self.is_over() {
+            // A signal ends the sleep.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+        drop(self);
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.socket = None;
+        self.shared.control.send(ControlMail::Stop);
+        if let Some(control) = self.control.take()
+            && control.join().is_err()
+        {
+            tracing::error!("the control thread ended by a panic");
+        }
+        for (group, poller) in (0..).zip(&self.pollers) {
+            let device = Arc::as_ptr(&self.shared).addr();
+            let message = crate::poller::ToGroup::Detach;
+            poller.mailbox().send(PollerMail::Group { device, group, message });
+        }
+    }
+}
+
+fn open_endpoint(endpoint: &Endpoint) -> Result<(Handed, Option<PathBuf>), ServeError> {
+    match endpoint {
+        Endpoint::Path(path) => {
+            // `DIR/` is how SPDK's client names a device: the socket is `cntrl` in it.
+            let naming = if path.is_dir() { Naming::SpdkDirectory } else { Naming::Socket };
+            let listener = Listener::bind(path, naming)?;
+            let path = listener.path().map(Path::to_path_buf);
+            Ok((Handed::Listening(listener), path))
+        }
+        Endpoint::Fd(fd) => Ok((Listener::from_fd(take_fd(*fd)?)?, None)),
+    }
+}
+
+/// Takes over a file descriptor that was inherited.
+#[expect(unsafe_code, reason = "a number on the command line becomes an owned file descriptor")]
+fn take_fd(fd: RawFd) -> Result<OwnedFd, ServeError> {
+    let bad = || ServeError::System {
+        what: "use the file descriptor that --fd names: it isn't open",
+        source: std::io::Error::from_raw_os_error(libc::EBADF),
+    };
+    if fd <= 2 || !Path::new(&format!("/proc/self/fd/{fd}")).exists() {
+        return Err(bad());
+    }
+    // SAFETY: it is open, and whoever started us gave it to us alone; nothing in this process uses it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The serial number that was asked for, or one that tells devices apart and stays the same from start to
+/// start.
+fn serial(config: &DeviceConfig) -> Result<String, ServeError> {
+    let Some(serial) = &config.serial else {
+        let mut name = match &config.endpoint {
+            Endpoint::Path(path) => {
+                format!("{}", std::path::absolute(path).unwrap_or_else(|_| path.clone()).display())
+            }
+            Endpoint::Fd(_) => String::new(),
+        };
+        for namespace in &config.namespaces {
+            name.push_str(&namespace.to_string());
+        }
+        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes()).simple().to_string().to_uppercase();
+        return Ok(format!("DB{}", &uuid[..16]));
+    };
+    match Ascii::<20>::new(serial) {
+        Some(_) if !serial.is_empty() => Ok(serial.clone()),
+        _ => Err(ServeError::Serial(serial.clone())),
+    }
+}
+
+fn controller_config(config: &DeviceConfig, serial: &str, write_cache: bool) -> ControllerConfig {
+    let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, serial.as_bytes());
+    ControllerConfig {
+        groups: config.pollers as u16,
+        io_queues: config.queues,
+        max_queue_entries: config.queue_entries,
+        mdts_bytes: config.mdts_bytes,
+        vectors: config.vectors,
+        write_cache,
+        serial: Ascii::lossy(serial),
+        subsystem_nqn: Ascii::lossy(&format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")),
+        ..ControllerConfig::DEFAULT
+    }
+}
+
+fn start_pollers(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Vec<Poller>, ServeError> {
+    (0..config.pollers)
+        .map(|index| {
+            let cpu = config.cpus.get(index).copied();
+            let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
+            let runner = RunnerConfig {
+                group: index as u16,
+                mdts_bytes: config.mdts_bytes,
+                posted_registers: config.doorbells == DoorbellMode::Shadow,
+            };
+            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
+            Ok(poller)
+        })
+        .collect()
+}
+
+fn open_namespaces(specs: &[NamespaceSpec], serial: &str) -> Result<Vec<Opened>, ServeError> {
+    let open = |(ordinal, spec): (u64, &NamespaceSpec)| {
+        Opened::open(spec, serial, ordinal)
+            .map_err(|source| ServeError::Namespace { spec: spec.to_string(), source })
+    };
+    (1..).zip(specs).map(open).collect()
+}
+
+fn control_socket(
+    path: &Path,
+    shared: Arc<DeviceShared>,
+    serial: String,
+) -> Result<ControlSocket, ServeError> {
+    let mut ordinal = 1 << 32;
+    ControlSocket::listen(&crate::ctl::path_of(path), move |command| {
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        match command {
+            Command::NamespaceAdd { spec } => {
+                let spec: NamespaceSpec = spec.parse().map_err(|error| format!("{error}"))?;
+                ordinal += 1;
+                // Here and not on the control thread, since opening may take long.
+                let opened = Opened::open(&spec, &serial, ordinal).map_err(|error| error.to_string())?;
+                shared.control.send(ControlMail::Add { opened: Box::new(opened), reply });
+            }
+            command => shared.control.send(ControlMail::Command { command, reply }),
+        }
+        let answer: Result<Answer, String> = answer
+            .recv_timeout(std::time::Duration::from_secs(20))
+            .map_err(|_| "the device didn't answer in 20 seconds: is its storage stuck?".to_owned())?;
+        answer
+    })
+    .map_err(system("make the control socket"))
+}

@@ -1,0 +1,98 @@
+//! One file mapped into this process for as long as the value lives.
+#![expect(unsafe_code, reason = "maps and unmaps guest memory")]
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::map::Rights;
+use super::sigbus::{self, Slot};
+
+/// `f_type` of hugetlbfs.
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// An address in this process where guest memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostPointer(pub NonNull<u8>);
+
+// SAFETY: an address alone; to use it takes `unsafe` and the argument that its mapping is still there.
+unsafe impl Send for HostPointer {}
+// SAFETY: as above.
+unsafe impl Sync for HostPointer {}
+
+/// A shared mapping of a client's file.
+#[derive(Debug)]
+pub struct Mapping {
+    base: HostPointer,
+    len_bytes: usize,
+    slot: &'static Slot,
+    sealed: bool,
+}
+
+impl Mapping {
+    /// Maps `len_bytes` of `file` from `offset`, which has to be page aligned.
+    ///
+    /// # Errors
+    /// EINVAL for an offset that isn't aligned or a regular file that ends before the range does (its pages
+    /// would fault); else what `mmap` says.
+    pub fn new(file: BorrowedFd<'_>, offset: u64, len_bytes: u64, rights: Rights) -> Result<Self, Errno> {
+        let page = rustix::param::page_size() as u64;
+        let end = offset.checked_add(len_bytes).ok_or(Errno::INVAL)?;
+        if len_bytes == 0 || !offset.is_multiple_of(page) {
+            return Err(Errno::INVAL);
+        }
+        let stat = fstat(file)?;
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if regular && u64::try_from(stat.st_size).unwrap_or(0) < end {
+            return Err(Errno::INVAL);
+        }
+        // munmap wants whole pages, huge ones for hugetlbfs.
+        let unit = match fstatfs(file) {
+            Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => page.max(fs.f_bsize.try_into().unwrap_or(page)),
+            _ => page,
+        };
+        let len_bytes = len_bytes.checked_next_multiple_of(unit).ok_or(Errno::INVAL)?;
+        let len_bytes = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
+        let mut prot = ProtFlags::empty();
+        prot.set(ProtFlags::READ, rights.read);
+        prot.set(ProtFlags::WRITE, rights.write);
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that is in use.
+        let base = unsafe { mmap(std::ptr::null_mut(), len_bytes, prot, flags, file, offset) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        let slot = sigbus::register(base.as_ptr() as usize, len_bytes);
+        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        Ok(Self { base: HostPointer(base), len_bytes, slot, sealed })
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn base(&self) -> HostPointer {
+        self.base
+    }
+
+    /// Whether the file was truncated under it: what is read and written since is nobody's memory.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.slot.is_poisoned()
+    }
+
+    /// Whether the file can't be truncated (F_SEAL_SHRINK).
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        sigbus::unregister(self.slot);
+        // SAFETY: `new` made this mapping; every pointer into it comes from a snapshot of the memory map, and
+        // the last of those is gone.
+        let unmapped = unsafe { munmap(self.base.0.as_ptr().cast(), self.len_bytes) };
+        debug_assert_eq!(unmapped, Ok(()));
+    }
+}

@@ -1,0 +1,81 @@
+//! What the host remembers of a command while its storage works on it.
+
+use doorbell_core::command::{DeallocateRanges, IoCommand, Operation, Range};
+use doorbell_core::data::Segment;
+use doorbell_core::spec::status::Status;
+
+use crate::storage::StorageError;
+
+/// The storage's part of a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Progress {
+    /// One storage operation.
+    Single,
+    /// Flush of namespace after namespace; the next one's index.
+    FlushAll { next: usize },
+    /// Range after range.
+    Deallocate(DeallocateRanges),
+}
+
+/// A command in flight; the slot of its tag is the index.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) command: IoCommand,
+    pub(super) progress: Progress,
+    /// When it was fetched, or 0 where its latency isn't sampled.
+    pub(super) started_ns: u64,
+    pub(super) bounce: Option<Bounce>,
+}
+
+/// The data of a command whose guest memory has no address in this process.
+#[derive(Debug)]
+pub(super) struct Bounce {
+    pub(super) buffer: Box<[u8]>,
+    pub(super) segments: Vec<Segment>,
+}
+
+/// The kind of a storage operation, for the choice of a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Other,
+}
+
+fn kind(operation: &Operation) -> Kind {
+    match operation {
+        Operation::Read(_) | Operation::Compare(_) | Operation::Verify(_) => Kind::Read,
+        Operation::Write { .. } | Operation::WriteZeroes { .. } => Kind::Write,
+        Operation::Flush | Operation::FlushAll | Operation::Deallocate(_) => Kind::Other,
+    }
+}
+
+/// What the guest is told of a storage's error.
+pub(super) fn status_of(error: StorageError, operation: &Operation) -> Status {
+    match error {
+        StorageError::OutOfRange => Status::LBA_OUT_OF_RANGE.dnr(),
+        StorageError::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.dnr(),
+        StorageError::NoSpace => Status::CAPACITY_EXCEEDED,
+        StorageError::Miscompare => Status::COMPARE_FAILURE.dnr(),
+        StorageError::Cancelled => Status::ABORT_REQUESTED,
+        StorageError::Io(_) => match kind(operation) {
+            Kind::Read => Status::UNRECOVERED_READ_ERROR,
+            Kind::Write => Status::WRITE_FAULT,
+            Kind::Other => Status::INTERNAL_ERROR,
+        },
+        StorageError::Unsupported | StorageError::BadSegments => Status::INTERNAL_ERROR.dnr(),
+    }
+}
+
+/// The range of an operation that has just one.
+pub(super) fn range_of(operation: &Operation) -> Range {
+    match operation {
+        Operation::Read(transfer) | Operation::Write { transfer, .. } | Operation::Compare(transfer) => {
+            Range { offset_bytes: transfer.offset_bytes, len_bytes: u64::from(transfer.len_bytes) }
+        }
+        Operation::Verify(range) | Operation::WriteZeroes { range, .. } => *range,
+        Operation::Flush | Operation::FlushAll | Operation::Deallocate(_) => {
+            Range { offset_bytes: 0, len_bytes: 0 }
+        }
+    }
+}

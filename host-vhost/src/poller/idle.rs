@@ -1,0 +1,103 @@
+//! When a poller spins, naps and sleeps.
+//!
+//! * A poller with work spins.
+//! * One without work spins a little longer (a wake-up costs more than that), and then either *naps* (a group
+//!   whose doorbell page is mapped by the guest makes no sound when it is rung, so it must be looked at: naps
+//!   grow up to 1 ms) or *sleeps* until something wakes it (no group has a mapped page, and every group has
+//!   armed its doorbells).
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// The longest nap: the first command after a long silence waits so long at most.
+pub const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// The first nap.
+const FIRST_NAP: Duration = Duration::from_micros(5);
+/// How long a poller without work spins before it naps or sleeps.
+const SPIN: Duration = Duration::from_micros(200);
+/// Turns between two looks at the clock while it spins.
+const TURNS_PER_LOOK: u32 = 64;
+
+/// The monotonic clock, in nanoseconds.
+#[must_use]
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// What to do in a turn without work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Look again at once.
+    Spin,
+    /// Wait for a wake-up, but at most so long.
+    Nap(Duration),
+}
+
+/// The memory of a poller's idleness.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    turns: u32,
+    since_ns: Option<u64>,
+    nap: Duration,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self { turns: 0, since_ns: None, nap: FIRST_NAP }
+    }
+}
+
+impl Idle {
+    /// There was work.
+    #[inline]
+    pub fn worked(&mut self) {
+        if self.turns != 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// There was none: what now?
+    #[inline]
+    pub fn idle(&mut self) -> Rest {
+        self.turns = self.turns.wrapping_add(1);
+        if !self.turns.is_multiple_of(TURNS_PER_LOOK) {
+            return Rest::Spin;
+        }
+        self.look(now_ns())
+    }
+
+    fn look(&mut self, now_ns: u64) -> Rest {
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < SPIN.as_nanos() as u64 {
+            return Rest::Spin;
+        }
+        // From now on each turn is followed by a nap.
+        self.turns = TURNS_PER_LOOK - 1;
+        let nap = self.nap;
+        self.nap = (nap * 2).min(LONGEST_NAP);
+        Rest::Nap(nap)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_poller_naps_longer_and_longer_up_to_a_millisecond() {
+        let mut idle = Idle::default();
+        assert_eq!(idle.look(1_000), Rest::Spin);
+        assert_eq!(idle.look(1_000 + 100_000), Rest::Spin);
+        let mut last = Duration::ZERO;
+        for _ in 0..20 {
+            let Rest::Nap(nap) = idle.look(1_000 + 200_000) else { panic!("spins") };
+            assert!(nap >= last && nap <= LONGEST_NAP);
+            last = nap;
+        }
+        assert_eq!(last, LONGEST_NAP);
+        idle.worked();
+        assert_eq!(idle.look(5_000_000), Rest::Spin);
+    }
+}

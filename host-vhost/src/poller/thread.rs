@@ -1,0 +1,325 @@
+//! The poller's thread: its mailbox, its turns, its rest.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use doorbell_core::message::GroupRequest;
+use rustix::event::Timespec;
+use rustix::event::epoll;
+
+use super::idle::{Idle, Rest, now_ns};
+use super::runner::{GroupRunner, Scratch, split_token};
+use crate::mailbox::Mailbox;
+use crate::storage::{IoContext, IoContextConfig, OpenError, StorageError};
+
+/// What the control thread of a device tells one of its groups.
+#[derive(Clone, Copy, Debug)]
+pub enum ToGroup {
+    /// A request of the core's controller.
+    Request(GroupRequest),
+    /// Stop fetching and say when nothing is in flight any more.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Guest memory or the environment has changed: look.
+    Look,
+    /// Ask the storages to give up what is in flight.
+    CancelAll,
+    /// Report the counters.
+    Report,
+    /// Work out the group's part of the INTx level.
+    CheckLevel,
+    /// Give the group up, once nothing is in flight.
+    Detach,
+}
+
+/// What a poller is told.
+#[derive(Debug)]
+pub enum PollerMail {
+    /// Take a group on.
+    Attach(Box<GroupRunner>),
+    /// A message to a group.
+    Group {
+        /// Address of the device's shared part, which names it.
+        device: usize,
+        /// The group's index in its device.
+        group: u16,
+        /// What it is told.
+        message: ToGroup,
+    },
+    /// End the thread once no group is left.
+    Stop,
+}
+
+/// How a poller behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PollerConfig {
+    /// The processor that it runs on.
+    pub cpu: Option<usize>,
+}
+
+/// Counters of a poller, for tests and `doorbell stat`.
+#[derive(Debug, Default)]
+pub struct PollerCounters {
+    /// Turns in which there was something to do.
+    pub busy_turns: AtomicU64,
+    /// Times it slept or napped.
+    pub sleeps: AtomicU64,
+    /// Calls of `io_uring_enter`.
+    pub enters: AtomicU64,
+}
+
+/// A running poller thread.
+#[derive(Debug)]
+pub struct Poller {
+    mailbox: Arc<Mailbox<PollerMail>>,
+    counters: Arc<PollerCounters>,
+    epoll: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Poller {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where the system gives no eventfd, no ring or no thread, or where the processor doesn't exist.
+    pub fn start(name: String, config: PollerConfig) -> Result<Self, OpenError> {
+        let system = |what| move |source| OpenError::System { what, source };
+        let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
+        let counters = Arc::new(PollerCounters::default());
+        let (ready, started) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name(name).spawn({
+            let mailbox = Arc::clone(&mailbox);
+            let counters = Arc::clone(&counters);
+            move || match PollerThread::new(config, mailbox, counters) {
+                Ok(mut poller) => {
+                    let _ = ready.send(Ok(Arc::clone(&poller.epoll)));
+                    poller.run();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        });
+        let thread = thread.map_err(system("start a poller thread"))?;
+        match started.recv() {
+            Ok(Ok(epoll)) => Ok(Self { mailbox, counters, epoll, thread: Some(thread) }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(OpenError::System {
+                what: "start a poller thread",
+                source: std::io::Error::other("it ended before it was ready"),
+            }),
+        }
+    }
+
+    /// Where its messages go.
+    #[must_use]
+    pub fn mailbox(&self) -> &Arc<Mailbox<PollerMail>> {
+        &self.mailbox
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<PollerCounters> {
+        &self.counters
+    }
+
+    /// The epoll that it sleeps on, for eventfds that shall wake it. They are to be watched for edges
+    /// (`EPOLLET`), since the poller doesn't read them.
+    #[must_use]
+    pub fn epoll(&self) -> &Arc<OwnedFd> {
+        &self.epoll
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.mailbox.send(PollerMail::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a poller thread ended by a panic");
+        }
+    }
+}
+
+/// A group in its place on a poller. The index of the place is the lane in storage tokens.
+#[derive(Debug)]
+struct Lane {
+    runner: Box<GroupRunner>,
+    detaching: bool,
+}
+
+#[derive(Debug)]
+struct PollerThread {
+    mailbox: Arc<Mailbox<PollerMail>>,
+    counters: Arc<PollerCounters>,
+    context: IoContext,
+    epoll: Arc<OwnedFd>,
+    lanes: Vec<Option<Lane>>,
+    reaped: Vec<(u64, Result<(), StorageError>)>,
+    scratch: Scratch,
+    idle: Idle,
+    stopping: bool,
+}
+
+impl PollerThread {
+    fn new(
+        config: PollerConfig,
+        mailbox: Arc<Mailbox<PollerMail>>,
+        counters: Arc<PollerCounters>,
+    ) -> Result<Self, OpenError> {
+        let system =
+            |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
+        if let Some(cpu) = config.cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            if cpu < rustix::thread::CpuSet::MAX_CPU {
+                set.set(cpu);
+            }
+            rustix::thread::sched_setaffinity(None, &set)
+                .map_err(system("run a poller on that processor (see --cpu)"))?;
+        }
+        // Naps of microseconds need a fine timer; failing that they are longer, not wrong.
+        let _ = rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1));
+        let context = IoContext::new(IoContextConfig::default())?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+        for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
+            let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(system("fill an epoll"))?;
+        }
+        Ok(Self {
+            mailbox,
+            counters,
+            context,
+            epoll: Arc::new(epoll),
+            lanes: Vec::new(),
+            reaped: Vec::with_capacity(1024),
+            scratch: Scratch::new(),
+            idle: Idle::default(),
+            stopping: false,
+        })
+    }
+
+    fn run(&mut self) {
+        while !(self.stopping && self.lanes.iter().all(Option::is_none)) {
+            if self.turn() {
+                self.idle.worked();
+                continue;
+            }
+            match self.idle.idle() {
+                Rest::Spin => std::hint::spin_loop(),
+                Rest::Nap(nap) => self.rest(nap),
+            }
+        }
+    }
+
+    /// One look at everything. Returns whether there was anything.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let mut worked = false;
+        if self.mailbox.has_mail() {
+            while let Some(mail) = self.mailbox.receive() {
+                self.handle(mail);
+            }
+            worked = true;
+        }
+        for (lane, place) in (0..).zip(&mut self.lanes) {
+            if let Some(Lane { runner, .. }) = place {
+                runner.watch_admin_queue();
+                worked |= runner.fetch(lane, &mut self.context, &mut self.scratch) > 0;
+            }
+        }
+        if self.context.in_flight() > 0 {
+            self.context.submit_batch();
+            worked |= self.reap();
+        }
+        for (lane, place) in (0..).zip(&mut self.lanes) {
+            if let Some(entry) = place {
+                worked |= entry.runner.finish_turn(lane, &mut self.context);
+                if entry.detaching && entry.runner.in_flight() == 0 {
+                    entry.runner.detached();
+                    *place = None;
+                }
+            }
+        }
+        worked
+    }
+
+    fn reap(&mut self) -> bool {
+        let reaped = &mut self.reaped;
+        self.context.reap(&mut |token, result| reaped.push((token, result)));
+        if reaped.is_empty() {
+            return false;
+        }
+        for (token, result) in reaped.drain(..) {
+            let (lane, tag) = split_token(token);
+            if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
+                entry.runner.reaped(tag, result, lane, &mut self.context, &mut self.scratch);
+            }
+        }
+        self.context.submit_batch();
+        true
+    }
+
+    fn handle(&mut self, mail: PollerMail) {
+        match mail {
+            PollerMail::Attach(runner) => {
+                let lane = Some(Lane { runner, detaching: false });
+                match self.lanes.iter_mut().find(|place| place.is_none()) {
+                    Some(place) => *place = lane,
+                    None => self.lanes.push(lane),
+                }
+            }
+            PollerMail::Group { device, group, message } => {
+                for (lane, place) in (0..).zip(&mut self.lanes) {
+                    let Some(entry) = place else { continue };
+                    if Arc::as_ptr(entry.runner.device()).addr() == device && entry.runner.index() == group {
+                        entry.detaching |= matches!(message, ToGroup::Detach);
+                        entry.runner.handle(message, lane, &mut self.context);
+                    }
+                }
+            }
+            PollerMail::Stop => self.stopping = true,
+        }
+    }
+
+    /// Naps or sleeps, after one last look in which every group that isn't watched arms its doorbells.
+    fn rest(&mut self, nap: Duration) {
+        self.mailbox.waker().prepare_sleep();
+        let mut may_rest = self.context.prepare_sleep() && !self.mailbox.has_mail();
+        let mut until: Option<Duration> = None;
+        for Lane { runner, .. } in self.lanes.iter_mut().flatten() {
+            if !may_rest {
+                break;
+            }
+            // A napping poller looks by itself, and keeps EventIdx where no register write is asked for.
+            let watched = runner.must_be_watched();
+            may_rest = watched || runner.arm();
+            let deadline = runner.deadline_ns().map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
+            let limits = [watched.then_some(nap), deadline.map(Duration::from_nanos)];
+            until = limits.into_iter().flatten().chain(until).min();
+        }
+        if may_rest {
+            self.wait(until);
+        }
+        self.context.finish_sleep();
+        self.mailbox.waker().finish_sleep();
+        self.counters.sleeps.fetch_add(1, Ordering::Relaxed);
+        self.counters.enters.store(self.context.enters(), Ordering::Relaxed);
+        if may_rest && until.is_none() {
+            // Woken, so there is work: look at full speed again.
+            self.idle = Idle::default();
+        }
+    }
+
+    fn wait(&self, timeout: Option<Duration>) {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
+        // Whatever ends the wait, the next turn looks at everything. Taking the events makes an ioeventfd,
+        // which is watched for edges, ready for the next.
+        let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+    }
+}

@@ -1,0 +1,239 @@
+//! A Linux guest that runs scripts and reports on its console.
+//!
+//! The guest boots the set-up's kernel with a root in memory. What it does is in `tests/guest/`: `init`,
+//! `lib.sh` and one script for each thing to be looked at; they are appended to the image at each start.
+//! The guest speaks in lines that begin with `GUEST-`:
+//!
+//! - `GUEST-RUN: name`, `GUEST-END: name ok`: a script begins and ends;
+//! - `GUEST-ASK: words`: the guest waits until the test has answered, perhaps after doing something;
+//! - `GUEST-VALUE: key number`: something measured;
+//! - `GUEST-RESULT: ok` or `GUEST-RESULT: failed names`: the end.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::layout;
+use crate::qemu::{Device, Qemu};
+
+/// A guest to be started.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    devices: Vec<Device>,
+    scripts: Vec<String>,
+    kernel: String,
+    limit: Duration,
+}
+
+/// What a guest reported.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Everything on its console.
+    pub console: String,
+    /// What it measured.
+    pub values: BTreeMap<String, f64>,
+    /// How long each script took.
+    pub scripts: Vec<(String, Duration)>,
+}
+
+impl Guest {
+    /// A guest with this device that will run these scripts, in this order.
+    #[must_use]
+    pub fn new(device: Device, scripts: &[&str]) -> Self {
+        let kernel = match device {
+            Device::Emulated { .. } => "doorbell.emulated".to_owned(),
+            Device::VfioUser(_) => String::new(),
+        };
+        Self {
+            devices: vec![device],
+            scripts: scripts.iter().map(|&script| script.to_owned()).collect(),
+            kernel,
+            limit: Duration::from_secs(180),
+        }
+    }
+
+    /// Adds a device.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Adds to the kernel's command line, for instance `nvme.sgl_threshold=1`.
+    #[must_use]
+    pub fn kernel(mut self, words: &str) -> Self {
+        self.kernel.push(' ');
+        self.kernel.push_str(words);
+        self
+    }
+
+    /// How long it may run in all; 180 s if nothing else is said.
+    #[must_use]
+    pub const fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs the guest to its end. Questions are an error.
+    pub fn run(self) -> Result<Report> {
+        self.run_with(|question| bail!("nobody answers the guest's question `{question}`"))
+    }
+
+    /// Runs the guest to its end. `answer` gets the words of each question and returns one line.
+    pub fn run_with(self, mut answer: impl FnMut(&str) -> Result<String>) -> Result<Report> {
+        let mut qemu = self.start()?;
+        let mut stdin = qemu.process.child().stdin.take().context("QEMU has no standard input")?;
+        let stdout = qemu.process.child().stdout.take().context("QEMU has no standard output")?;
+        let lines = lines(stdout);
+
+        let mut report = Report { console: String::new(), values: BTreeMap::new(), scripts: Vec::new() };
+        let start = Instant::now();
+        let mut script_start = start;
+        let mut result = None;
+        loop {
+            let left = self.limit.saturating_sub(start.elapsed());
+            let line = match lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("the guest has not ended within {:?}:\n{}", self.limit, report.console)
+                }
+            };
+            report.console.push_str(&line);
+            report.console.push('\n');
+            if std::env::var_os("DOORBELL_CONSOLE").is_some() {
+                println!("{:7.2} {line}", start.elapsed().as_secs_f64());
+            }
+            if line.contains("Kernel panic") {
+                bail!("the guest's kernel has panicked:\n{}", report.console);
+            }
+            // A message of the kernel may stand before it on the same line.
+            let Some((key, words)) = line.find("GUEST-").and_then(|at| line[at + 6..].split_once(": "))
+            else {
+                continue;
+            };
+            match key {
+                "RUN" => script_start = Instant::now(),
+                "END" => {
+                    let name = words.split(' ').next().unwrap_or_default();
+                    report.scripts.push((name.to_owned(), script_start.elapsed()));
+                }
+                "VALUE" => {
+                    let (key, number) =
+                        words.split_once(' ').context("GUEST-VALUE needs a key and a number")?;
+                    report.values.insert(key.to_owned(), number.parse()?);
+                }
+                "ASK" => {
+                    // The guest hears of an error too, so that its console tells the whole story.
+                    let reply = answer(words);
+                    let text = match &reply {
+                        Ok(text) => text.lines().next().unwrap_or("ok").to_owned(),
+                        Err(error) => format!("error {error:#}").replace('\n', " "),
+                    };
+                    writeln!(stdin, "{text}")?;
+                    reply
+                        .with_context(|| format!("answer to `{words}`; the console:\n{}", report.console))?;
+                }
+                "RESULT" => result = Some(words.to_owned()),
+                _ => {}
+            }
+        }
+        let status = qemu.process.wait(Duration::from_secs(10))?;
+        let result = result.ok_or_else(|| {
+            anyhow!(
+                "QEMU ended with {status}, no result; it said:\n{}\n{}",
+                qemu.process.said(),
+                report.console
+            )
+        })?;
+        ensure!(result == "ok", "the guest's result is `{result}`:\n{}", report.console);
+        ensure!(
+            report.scripts.len() == self.scripts.len(),
+            "the guest ran {:?} instead of {:?}:\n{}",
+            report.scripts,
+            self.scripts,
+            report.console
+        );
+        for (script, time) in &report.scripts {
+            println!("guest script {script}: {:.1} s", time.as_secs_f64());
+        }
+        Ok(report)
+    }
+
+    fn start(&self) -> Result<Qemu> {
+        Qemu::start(&self.devices, |folder, command| {
+            let image = self.image(folder)?;
+            command
+                .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
+                .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
+                .arg("-kernel")
+                .arg(layout::part("vmlinuz")?)
+                .arg("-initrd")
+                .arg(image)
+                .arg("-append")
+                .arg(format!("console=ttyS0 quiet loglevel=2 panic=0 iomem=relaxed {}", self.kernel))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
+            Ok(())
+        })
+    }
+
+    /// The set-up's image with the scripts appended: the kernel unpacks one archive after the other.
+    fn image(&self, folder: &Path) -> Result<std::path::PathBuf> {
+        let root = folder.join("overlay");
+        let scripts = root.join("guest");
+        fs::create_dir_all(&scripts)?;
+        fs::copy(layout::scripts().join("init"), root.join("init"))?;
+        fs::copy(layout::scripts().join("lib.sh"), scripts.join("lib.sh"))?;
+        let mut order = String::new();
+        for script in &self.scripts {
+            let name = format!("{script}.sh");
+            let from = layout::scripts().join(&name);
+            fs::copy(&from, scripts.join(&name)).with_context(|| format!("{} is missing", from.display()))?;
+            order.push_str(script);
+            order.push('\n');
+        }
+        fs::write(scripts.join("order"), order)?;
+
+        let image = folder.join("initramfs");
+        fs::copy(layout::part("initramfs")?, &image)?;
+        let mut cpio = Command::new("cpio")
+            .args(["--create", "--format=newc", "--owner=+0:+0", "--quiet"])
+            .current_dir(&root)
+            .stdin(Stdio::piped())
+            .stdout(File::options().append(true).open(&image)?)
+            .spawn()
+            .context("cpio can't be started: run `cargo xtask setup`")?;
+        let mut names = cpio.stdin.take().context("cpio has no standard input")?;
+        writeln!(names, "init\nguest")?;
+        for entry in fs::read_dir(&scripts)? {
+            writeln!(names, "guest/{}", entry?.file_name().to_string_lossy())?;
+        }
+        drop(names);
+        ensure!(cpio.wait()?.success(), "cpio could not append the scripts");
+        Ok(image)
+    }
+}
+
+fn lines(pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut pipe = BufReader::new(pipe);
+        let mut line = Vec::new();
+        while pipe.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if sender.send(text).is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    receiver
+}

@@ -1,0 +1,111 @@
+//! A Linux guest with our controller. One boot runs several scripts of `tests/guest/`.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use doorbell_tests::doorbell::total;
+use doorbell_tests::guest::Guest;
+use doorbell_tests::subject::Subject;
+
+/// The long boot: probe, verified I/O, administration, resets of every kind.
+#[test]
+fn driver_probes_verifies_and_recovers() -> Result<()> {
+    let subject = Subject::start()?;
+    let report = Guest::new(subject.device(), &["probe", "io", "admin", "lifecycle"]).run()?;
+    println!("{:?}", report.values);
+    subject.finish()
+}
+
+#[test]
+fn every_transfer_by_sgl_is_verified_too() -> Result<()> {
+    let subject = Subject::start()?;
+    Guest::new(subject.device(), &["probe", "io"]).kernel("nvme.sgl_threshold=1").run()?;
+    subject.finish()
+}
+
+#[test]
+fn blocks_of_4096_bytes_are_verified_too() -> Result<()> {
+    let subject = Subject::start_with("--block-size 4096")?;
+    Guest::new(subject.device(), &["probe", "io"]).run()?;
+    subject.finish()
+}
+
+#[test]
+fn pin_interrupts_work_without_msi() -> Result<()> {
+    let subject = Subject::start()?;
+    Guest::new(subject.device(), &["intx"]).kernel("pci=nomsi").run()?;
+    subject.finish()
+}
+
+#[test]
+fn shadow_doorbells_save_nearly_every_message() -> Result<()> {
+    let subject = Subject::start_with("--doorbells shadow")?;
+    let mut counted = Vec::new();
+    let report = Guest::new(subject.device(), &["probe", "doorbells"]).run_with(|question| {
+        let stat = subject.server()?.stat()?;
+        let (commands, messages) = (total(&stat, "commands"), total(&stat, "doorbell_messages"));
+        println!("{question}: {commands} commands, {messages} doorbell messages");
+        counted.push((commands, messages));
+        Ok("ok".to_owned())
+    })?;
+    let [before, after] = counted[..] else { bail!("the guest asked {} times", counted.len()) };
+    let (commands, messages) = (after.0 - before.0, after.1 - before.1);
+    println!("{messages} messages for {commands} commands, {:?}", report.values);
+    ensure!(commands >= 10_000, "the server counted {commands} commands");
+    ensure!(messages * 10 < commands, "{messages} doorbell messages for {commands} commands");
+    subject.finish()
+}
+
+#[test]
+fn mapped_doorbells_need_no_message() -> Result<()> {
+    let subject = Subject::start_with("--doorbells mapped")?;
+    let mut counted = Vec::new();
+    Guest::new(subject.device(), &["probe", "doorbells"]).run_with(|_| {
+        let stat = subject.server()?.stat()?;
+        counted.push((total(&stat, "commands"), total(&stat, "doorbell_messages")));
+        Ok("ok".to_owned())
+    })?;
+    let [before, after] = counted[..] else { bail!("the guest asked {} times", counted.len()) };
+    let (commands, messages) = (after.0 - before.0, after.1 - before.1);
+    println!("{messages} messages for {commands} commands");
+    ensure!(commands >= 10_000, "the server counted {commands} commands");
+    ensure!(messages * 100 < commands, "{messages} doorbell messages for {commands} commands");
+    subject.finish()
+}
+
+#[test]
+fn namespaces_come_grow_and_go_under_the_guest() -> Result<()> {
+    let subject = Subject::start()?;
+    Guest::new(subject.device(), &["probe", "namespaces"]).run_with(|question| {
+        let server = subject.server()?;
+        match question {
+            "add" => server.namespace("add", &["--ram", "16M"]),
+            "resize" => server.namespace("resize", &["--nsid", "2", "--size", "32M"]),
+            "remove" => server.namespace("remove", &["--nsid", "2"]),
+            other => bail!("an unknown question: {other}"),
+        }
+        .context("doorbell namespace")
+        .map(|_| "ok".to_owned())
+    })?;
+    subject.finish()
+}
+
+#[test]
+fn twenty_reboots_keep_the_disk() -> Result<()> {
+    const BOOTS: u32 = 20;
+    let subject = Subject::start()?;
+    let mut boots = 0;
+    let guest = Guest::new(subject.device(), &["reboot"]).limit(Duration::from_secs(300));
+    guest.run_with(|question| {
+        Ok(match question {
+            "boot" => {
+                boots += 1;
+                boots.to_string()
+            }
+            _ if boots < BOOTS => "yes".to_owned(),
+            _ => "no".to_owned(),
+        })
+    })?;
+    ensure!(boots == BOOTS, "the guest booted {boots} times");
+    subject.finish()
+}
