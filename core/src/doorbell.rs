@@ -12,9 +12,14 @@
 //! EventIdx asks for it; the admin queue, firmware and drivers that use the shadow only now and then write the
 //! register alone. So both are looked at, the shadow first:
 //!
-//! * The shadow moved: it is the truth, and a register write is only the hint to look.
-//! * Only the register moved: the value is taken and *stored into the shadow* by compare-and-exchange, so that
+//! * Only the shadow moved: it is the truth.
+//! * The register moved too, and isn't ahead of the shadow: it was only the hint to look.
+//! * The register is ahead: the value is taken and *stored into the shadow* by compare-and-exchange, so that
 //!   the next change of either shows as a change. A driver that stores into the shadow at that moment wins.
+//!
+//! While a shadow is in use, a register that has been looked at is marked, once until it is written again: so
+//! a driver that writes the same value a lap later is noticed, and where the driver follows the specification
+//! the cache line of the registers isn't written at all.
 //!
 //! A register write that belongs to a shadow value which was consumed long ago must not count: going back to
 //! it would run commands a second time. Where register writes arrive in the driver's order (a mapped page, a
@@ -22,8 +27,8 @@
 //! value that was seen is visible to the load of the register that comes after it. Where they are posted, a
 //! message that overtakes nothing but arrives late ([`Doorbell::with_posted_registers`]), the positions tell:
 //! writes arrive in order, so a late one lies between the last register value and the last shadow value, and
-//! a new one doesn't. After a whole lap by the shadow alone they can't be told apart, and register writes
-//! count as hints until one agrees with the shadow.
+//! a new one doesn't. After a whole lap by the shadow alone they can't be told apart, and from then on register
+//! writes are only hints.
 //!
 //! # Why no wake-up is lost
 //!
@@ -60,11 +65,32 @@ pub const fn head_index(qid: u16) -> u32 {
     (qid as u32).wrapping_mul(2).wrapping_add(1)
 }
 
+/// What a register holds whose value has been taken, so that a driver which writes the same value again, a lap
+/// later, is noticed. No queue has such a position.
+const TAKEN: u32 = 0xdb0f_f5ed;
+
+/// Attempts to store a register value into the shadow while the driver moves the shadow. More moves than these
+/// in that many instructions aren't the work of a driver that writes the register alone.
+const EXCHANGES: u32 = 3;
+
 /// Stores 0 into the register at `index`, as a queue's creation and a controller's reset do.
 pub fn clear_register(registers: &Registers, index: u32) {
     if let Some(register) = registers.get(index as usize) {
         register.store(0, Ordering::Relaxed);
     }
+}
+
+/// Marks a register as looked at; whether it still held `value`.
+fn mark_taken(registers: &Registers, index: u32, value: u32) -> bool {
+    registers.get(index as usize).is_some_and(|register| {
+        register.compare_exchange(value, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    })
+}
+
+/// Takes a register's value, unless it has been taken since the driver wrote it.
+fn take_register(registers: &Registers, index: u32) -> Option<u32> {
+    let value = registers.get(index as usize)?.swap(TAKEN, Ordering::Relaxed);
+    (value != TAKEN).then_some(value)
 }
 
 fn load_register(registers: &Registers, index: u32) -> u32 {
@@ -75,7 +101,7 @@ fn load_register(registers: &Registers, index: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct Doorbell {
     index: u32,
-    /// The register's value when it was looked at last.
+    /// The register's value when it was looked at last; [`TAKEN`] once the shadow is in use.
     register: u32,
     /// Register writes may arrive after later stores into the shadow.
     posted_registers: bool,
@@ -189,19 +215,30 @@ impl Doorbell {
                 self.lag = 0;
                 register
             }
-            Some(shadow) => {
+            Some(ref mut shadow) => {
                 let loaded = memory.load_u32(shadow.address)?;
-                if loaded != shadow.seen {
-                    self.take_shadow(registers, loaded, position, size);
-                    loaded
-                } else {
-                    let register = load_register(registers, self.index);
-                    if register == self.register {
-                        return Ok(None);
+                let moved = loaded != shadow.seen;
+                if moved {
+                    // Pairs with the driver's barrier between a register write and its next store into the
+                    // shadow: the register is seen no older than the shadow.
+                    fence(Ordering::Acquire);
+                }
+                let rung = load_register(registers, self.index) != self.register;
+                if !rung && self.register != TAKEN && mark_taken(registers, self.index, self.register) {
+                    self.register = TAKEN;
+                }
+                match (moved, rung) {
+                    (false, false) => return Ok(None),
+                    (true, false) => {
+                        shadow.seen = loaded;
+                        if loaded < size {
+                            let ahead = distance(position, loaded, size);
+                            self.lag = self.lag.saturating_add(ahead).min(size);
+                        }
+                        loaded
                     }
-                    match self.take_register(memory, registers, register, position, size)? {
-                        Some(value) => value,
-                        None => return Ok(None),
+                    (moved, true) => {
+                        self.reconcile(memory, registers, moved.then_some(loaded), position, size)?
                     }
                 }
             }
@@ -217,73 +254,72 @@ impl Doorbell {
         Ok(Some(value))
     }
 
-    /// The shadow has moved to `value`.
-    #[inline]
-    fn take_shadow(&mut self, registers: &Registers, value: u32, position: u32, size: u32) {
-        if let Some(shadow) = &mut self.shadow {
-            shadow.seen = value;
-        }
-        // Pairs with the driver's barrier between a register write and its next store into the shadow: the
-        // register is seen no older than the shadow, so none of those writes shows as a change later.
-        fence(Ordering::Acquire);
-        let register = load_register(registers, self.index);
-        let rung = register != self.register;
-        self.register = register;
-        if value < size {
-            self.lag = self.lag.saturating_add(distance(position, value, size)).min(size);
-            if rung {
-                self.is_late(register, value, size);
-            }
-        }
-    }
-
-    /// Only the register has moved, to `register`. The value that counts now, if any.
+    /// The register has moved, and the shadow where `moved` holds its value: the newer of the two, which both
+    /// hold afterwards.
     #[cold]
-    fn take_register(
+    fn reconcile(
         &mut self,
         memory: &impl DmaMemory,
         registers: &Registers,
-        register: u32,
+        mut moved: Option<u32>,
         position: u32,
         size: u32,
-    ) -> Result<Option<u32>, DmaError> {
-        self.register = register;
-        if register >= size {
-            // Reported by the caller; not for the shadow.
-            return Ok(Some(register));
+    ) -> Result<u32, DmaError> {
+        let lag = self.lag;
+        let mut value = position;
+        let mut newest = None;
+        self.register = TAKEN;
+        for _ in 0..EXCHANGES {
+            newest = take_register(registers, self.index).or(newest);
+            let Some(shadow) = &mut self.shadow else { return Ok(value) };
+            if let Some(loaded) = moved {
+                shadow.seen = loaded;
+                if loaded >= size {
+                    return Ok(loaded);
+                }
+                value = loaded;
+            }
+            let (address, seen) = (shadow.address, shadow.seen);
+            let Some(register) = newest else { return Ok(value) };
+            if register >= size {
+                // For the caller to report, unless the shadow has better.
+                return Ok(if moved.is_some() { value } else { register });
+            }
+            if !self.counts(register, position, value, lag, size) {
+                return Ok(value);
+            }
+            // A driver stores the shadow before the register (its write barrier between the two), so the
+            // exchange finds what belongs to this register write.
+            fence(Ordering::Acquire);
+            let found = memory.compare_exchange_u32(address, seen, register)?;
+            if found == seen {
+                if let Some(shadow) = &mut self.shadow {
+                    shadow.seen = register;
+                }
+                return Ok(register);
+            }
+            // As in `poll`.
+            fence(Ordering::Acquire);
+            moved = Some(found);
         }
-        if self.is_late(register, position, size) {
-            return Ok(None);
-        }
-        let Some(shadow) = &mut self.shadow else { return Ok(None) };
-        // A driver stores the shadow before the register (its write barrier between the two), so the exchange
-        // finds what belongs to this register write.
-        fence(Ordering::Acquire);
-        let found = memory.compare_exchange_u32(shadow.address, shadow.seen, register)?;
-        if found == shadow.seen {
-            shadow.seen = register;
-            self.lag = 0;
-            return Ok(Some(register));
-        }
-        self.take_shadow(registers, found, position, size);
-        Ok(Some(found))
+        Ok(value)
     }
 
-    /// Whether a register write is a late companion of a shadow value at or before `position`.
-    fn is_late(&mut self, register: u32, position: u32, size: u32) -> bool {
-        let back = if register < size { distance(register, position, size) } else { size };
-        if back == 0 {
-            self.lag = 0;
-            return true;
-        }
-        if !self.posted_registers {
+    /// Whether a register write is newer than `value`, the newest that is known from the shadow.
+    ///
+    /// Both lie ahead of `position` by less than a lap, since the driver can't have filled the ring twice; only
+    /// a late register write lies behind it. `lag` is the lag at `position`.
+    fn counts(&mut self, register: u32, position: u32, value: u32, lag: u32, size: u32) -> bool {
+        let known = distance(position, value, size);
+        let (ahead, back) = (distance(position, register, size), distance(register, position, size));
+        let late = self.posted_registers && (lag >= size || back < lag);
+        if late {
+            let behind_position = if lag >= size { size } else { back };
+            self.lag = behind_position.saturating_add(known).min(size);
             return false;
         }
-        let late = back < self.lag;
-        if late && self.lag < size {
-            self.lag = back;
-        }
-        late
+        self.lag = known.saturating_sub(ahead);
+        ahead > known
     }
 
     /// While polling: keeps EventIdx one entry behind `position`, so that the driver writes no register.

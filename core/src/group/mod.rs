@@ -231,45 +231,50 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             return None;
         }
         let mut refusals = REFUSALS_PER_POLL;
-        let mut idle = 0;
-        while idle < self.active.len() {
-            let Some(&index) = self.active.get(usize::from(self.turn)) else {
-                self.turn = 0;
-                idle = idle.wrapping_add(1);
+        // A queue that is passed over keeps its turn and what is left of its burst: where several wait for the
+        // same scarce thing, the first in turn would otherwise get it every time.
+        let mut position = self.turn;
+        let mut passed_over = 0;
+        while passed_over < self.active.len() && !self.slots.is_full() {
+            let Some(&index) = self.active.get(usize::from(position)) else {
+                if position == 0 {
+                    return None;
+                }
+                position = 0;
                 continue;
             };
             match self.take_turn(index, memory, registers) {
+                Turn::Nothing => {
+                    position = position.wrapping_add(1);
+                    passed_over = passed_over.wrapping_add(1);
+                    continue;
+                }
                 Turn::Command(command) => {
-                    self.spend_burst();
+                    self.spend_burst(position);
                     return Some(command);
                 }
                 Turn::Refused => {
-                    self.spend_burst();
+                    self.spend_burst(position);
                     refusals = refusals.checked_sub(1)?;
-                }
-                Turn::Nothing => {
-                    self.next_turn();
-                    idle = idle.wrapping_add(1);
+                    position = self.turn;
+                    passed_over = 0;
                 }
             }
         }
         None
     }
 
+    /// The queue at `position` of the active ones has had a command.
     #[inline]
-    fn spend_burst(&mut self) {
-        match self.burst_left.checked_sub(1) {
-            Some(left) if left > 0 => self.burst_left = left,
-            _ => self.next_turn(),
+    fn spend_burst(&mut self, position: u16) {
+        if position != self.turn {
+            self.turn = position;
+            self.burst_left = ARBITRATION_BURST;
         }
-    }
-
-    #[inline]
-    fn next_turn(&mut self) {
-        self.burst_left = ARBITRATION_BURST;
-        self.turn = self.turn.wrapping_add(1);
-        if usize::from(self.turn) >= self.active.len() {
-            self.turn = 0;
+        self.burst_left = self.burst_left.saturating_sub(1);
+        if self.burst_left == 0 {
+            self.turn = position.wrapping_add(1);
+            self.burst_left = ARBITRATION_BURST;
         }
     }
 
@@ -292,13 +297,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             if submission.queue.waiting() == 0 {
                 return Turn::Nothing;
             }
+            self.look_at_head(index, memory, registers);
         }
+        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
+            return Turn::Nothing;
+        };
         let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
             return Turn::Nothing;
         };
-        if self.slots.is_full() {
-            return Turn::Nothing;
-        }
         if !completion.queue.reserve() {
             let polled = completion.queue.poll_head(memory, registers);
             let qid = completion.queue.qid;
@@ -337,6 +343,22 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 let _posted = self.complete(memory, tag, status);
                 Turn::Refused
             }
+        }
+    }
+
+    /// With a new batch of commands: looks at the head of a completion queue of which half hasn't been seen to
+    /// be taken, so that EventIdx moves on before the driver reaches it and none of its moves needs a register.
+    #[inline]
+    fn look_at_head(&mut self, index: u16, memory: &impl DmaMemory, registers: &Registers) {
+        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else { return };
+        let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+            return;
+        };
+        if completion.queue.is_half_unread()
+            && let Err(error) = completion.queue.poll_head(memory, registers)
+        {
+            let qid = completion.queue.qid;
+            self.doorbell_failed(qid, true, error);
         }
     }
 

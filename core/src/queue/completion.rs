@@ -53,6 +53,12 @@ impl CompletionQueue {
         distance(self.head, self.tail, self.size)
     }
 
+    /// Whether half of the queue hasn't been seen to be taken.
+    #[inline]
+    pub(crate) const fn is_half_unread(&self) -> bool {
+        self.unread() >= self.size / 2
+    }
+
     /// Reserves an entry for a command, or says that there is none.
     #[inline]
     pub(crate) fn reserve(&mut self) -> bool {

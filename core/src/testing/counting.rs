@@ -23,6 +23,11 @@ impl<M> CountingMemory<M> {
         self.accesses.take()
     }
 
+    /// The memory itself, uncounted.
+    pub fn inner(&self) -> &M {
+        &self.memory
+    }
+
     fn count(&self) -> &M {
         self.accesses.set(self.accesses.get() + 1);
         &self.memory

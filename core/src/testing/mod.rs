@@ -30,3 +30,6 @@ pub use memory::RamMemory;
 pub use pair::Pair;
 pub use ring::{Ring, ShadowRule};
 pub use storage::Storage;
+
+#[cfg(loom)]
+pub use crate::sync::without_fences;

@@ -105,6 +105,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
         address
     }
 
+    /// Gives back guest memory that was allocated from `address` on.
+    pub fn free_from(&mut self, address: u64) {
+        self.free = address;
+    }
+
     /// Sends a request; its reply if it has come at once.
     pub fn request(&mut self, request: GroupRequest) -> Option<GroupReply> {
         self.asleep = false;
