@@ -429,12 +429,16 @@ fn null_controller_speed() {
         let buffer = nvme.allocate(4096).unwrap();
         for depth in [1u16, 4, 16, 64, 128] {
             let mut queue = nvme.create_queue_pair(256, depth, mode, false).unwrap();
-            let count = if mapped && mode != DoorbellMode::Message { 2_000_000 } else { 100_000 };
-            run(&mut queue, IOVA + buffer, 20_000, depth.into());
-            let before = queue.completed();
-            let took = run(&mut queue, IOVA + buffer, before + count, depth.into());
-            let rate = count as f64 / took.as_secs_f64() / 1e6;
-            eprintln!("{mode:?} depth {depth}: {rate:.2} M/s, {} register writes", queue.register_writes());
+            // The best of many short looks: the machine may have other things to do.
+            let start = Instant::now();
+            let mut best = Duration::MAX;
+            while start.elapsed() < Duration::from_secs(2) {
+                let end = queue.completed() + 2000;
+                best = best.min(run(&mut queue, IOVA + buffer, end, depth.into()));
+            }
+            let rate = 2000.0 / best.as_secs_f64() / 1e6;
+            let (done, writes) = (queue.completed(), queue.register_writes());
+            eprintln!("{mode:?} depth {depth}: {rate:.2} M/s, {writes} register writes in {done} commands");
         }
         drop(nvme);
         server.join().unwrap();
