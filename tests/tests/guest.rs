@@ -79,9 +79,9 @@ fn namespaces_come_grow_and_go_under_the_guest() -> Result<()> {
     Guest::new(subject.device(), &["probe", "namespaces"]).run_with(|question| {
         let server = subject.server()?;
         match question {
-            "add" => server.namespace("add", &["--ram", "16M"]),
-            "resize" => server.namespace("resize", &["--nsid", "2", "--size", "32M"]),
-            "remove" => server.namespace("remove", &["--nsid", "2"]),
+            "add" => server.namespace("add", &["ram=16M"]),
+            "resize" => server.namespace("resize", &["2", "32M"]),
+            "remove" => server.namespace("remove", &["2"]),
             other => bail!("an unknown question: {other}"),
         }
         .context("doorbell namespace")
