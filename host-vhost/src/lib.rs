@@ -17,6 +17,7 @@
 
 pub mod client;
 pub mod ctl;
+pub mod demo;
 pub mod device;
 pub mod doorbell_page;
 pub mod interrupt;
