@@ -8,7 +8,6 @@ use doorbell_vhost::interrupt::{drain_eventfd, new_eventfd};
 use doorbell_vhost::memory::SharedMap;
 use doorbell_vhost::vfio_user::listener::{Listener, Naming};
 use doorbell_vhost::vfio_user::server::Session;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vfio_user::Client;
 
 use crate::dummy::Dummy;
@@ -29,10 +28,6 @@ fn the_vfio_user_crate_is_served() {
         };
         let mut session = Session::new(stream, Arc::clone(&memory)).unwrap();
         while session.step(&mut device).is_ok() {
-            if device.registers[0x10] != 0 {
-                device.registers[0x10] = 0;
-                device.interrupt_view.raise(1);
-            }
             std::thread::yield_now();
         }
         (device, session.statistics())
@@ -61,8 +56,6 @@ fn the_vfio_user_crate_is_served() {
     client.region_write(0, 0x10, &[1]).unwrap();
     client.region_read(0, 0x10, &mut nowhere).unwrap();
     client.reset().unwrap();
-    let mut raised = [PollFd::new(&eventfds[1], PollFlags::IN)];
-    assert_eq!(poll(&mut raised, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })), Ok(1));
     assert_eq!(drain_eventfd(eventfds[1].as_fd()), 1);
     client.dma_unmap(0x1_0000_0000, 0x20_0000).unwrap();
     client.set_irqs(2, 0x21, 0, 0, &[]).unwrap();

@@ -46,6 +46,8 @@ struct Host {
     /// `None`: commands move nothing.
     medium: Option<Vec<u8>>,
     commands: u64,
+    /// Unmaps and resets that are answered when the controller has quiesced.
+    tickets: Vec<Ticket>,
 }
 
 impl Host {
@@ -82,6 +84,7 @@ impl Host {
             io_eventfds: (0..if mapped { 0 } else { 16 }).map(|_| new_eventfd().unwrap()).collect(),
             medium: medium.then(|| vec![0; (BLOCK * BLOCKS) as usize]),
             commands: 0,
+            tickets: Vec::new(),
         }
     }
 
@@ -204,16 +207,18 @@ impl Device for Host {
         self.interrupts.set(request, fds)
     }
 
-    fn memory_removed(&mut self, ranges: &[MemoryRange], _ticket: Ticket) -> Progress {
+    fn memory_removed(&mut self, ranges: &[MemoryRange], ticket: Ticket) -> Progress {
         for range in ranges {
             self.controller.handle_unmap(range.iova, range.size);
         }
-        Progress::Done
+        self.tickets.push(ticket);
+        Progress::Later
     }
 
-    fn reset(&mut self, _ticket: Ticket) -> Progress {
+    fn reset(&mut self, ticket: Ticket) -> Progress {
         self.controller.reset(ResetKind::Flr);
-        Progress::Done
+        self.tickets.push(ticket);
+        Progress::Later
     }
 }
 
@@ -232,6 +237,12 @@ fn start(mapped: bool, medium: bool) -> (Nvme, JoinHandle<u64>) {
             }
             turns = turns.wrapping_add(1);
             host.turn();
+            if !host.tickets.is_empty() && host.controller.quiesced() {
+                for ticket in std::mem::take(&mut host.tickets) {
+                    // The next step says so if the client is gone.
+                    let _ = session.finish(ticket);
+                }
+            }
         }
     });
     let memory = ClientMemory::new(IOVA, 64 << 20, false).unwrap();
@@ -405,7 +416,9 @@ fn queue_pairs_come_and_go_and_a_reset_forgets_them() {
     let error = nvme.create_queue_pair(4, 3, DoorbellMode::Shadow(ShadowRule::Linux), false).unwrap_err();
     assert!(matches!(error, DriverError::Missing(_)), "{error}");
     nvme.client().reset().unwrap();
-    assert!(!nvme.is_ready().unwrap());
+    assert!(!nvme.is_ready().unwrap(), "DEVICE_RESET is answered when it is over");
+    let memory = Arc::clone(nvme.memory());
+    nvme.client().unmap(&memory).unwrap();
     drop(nvme);
     server.join().unwrap();
 }
@@ -429,12 +442,16 @@ fn null_controller_speed() {
         let buffer = nvme.allocate(4096).unwrap();
         for depth in [1u16, 4, 16, 64, 128] {
             let mut queue = nvme.create_queue_pair(256, depth, mode, false).unwrap();
-            let count = if mapped && mode != DoorbellMode::Message { 2_000_000 } else { 100_000 };
-            run(&mut queue, IOVA + buffer, 20_000, depth.into());
-            let before = queue.completed();
-            let took = run(&mut queue, IOVA + buffer, before + count, depth.into());
-            let rate = count as f64 / took.as_secs_f64() / 1e6;
-            eprintln!("{mode:?} depth {depth}: {rate:.2} M/s, {} register writes", queue.register_writes());
+            // The best of many short looks: the machine may have other things to do.
+            let start = Instant::now();
+            let mut best = Duration::MAX;
+            while start.elapsed() < Duration::from_secs(2) {
+                let end = queue.completed() + 2000;
+                best = best.min(run(&mut queue, IOVA + buffer, end, depth.into()));
+            }
+            let rate = 2000.0 / best.as_secs_f64() / 1e6;
+            let (done, writes) = (queue.completed(), queue.register_writes());
+            eprintln!("{mode:?} depth {depth}: {rate:.2} M/s, {writes} register writes in {done} commands");
         }
         drop(nvme);
         server.join().unwrap();

@@ -25,7 +25,8 @@ const DOORBELLS: std::ops::Range<u64> = DOORBELL_OFFSET..DOORBELL_OFFSET + DOORB
 /// Bytes of BAR0.
 pub const BAR_BYTES: u64 = 0x4000;
 
-/// Registers that read back, a doorbell page, interrupts, eventfds.
+/// Registers that read back, a doorbell page, interrupts, eventfds. A write to 10h raises the MSI-X vector of
+/// that number, one to 14h sets the level of INTx.
 #[derive(Debug)]
 pub struct Dummy {
     pub registers: Vec<u8>,
@@ -128,8 +129,11 @@ impl Device for Dummy {
             }
             (0, _) => {
                 self.registers[offset as usize..][..data.len()].copy_from_slice(data);
-                if offset == 8 {
-                    self.finish = true;
+                match offset {
+                    8 => self.finish = true,
+                    0x10 => self.interrupt_view.raise(data[0].into()),
+                    0x14 => self.interrupts.set_intx(data[0] != 0),
+                    _ => {}
                 }
             }
             _ => self.config[offset as usize..][..data.len()].copy_from_slice(data),

@@ -183,6 +183,42 @@ fn regions_never_overlap_and_only_whole_ones_go() {
     assert_eq!(odd.unwrap_err(), MapError::Misaligned);
 }
 
+/// Nanoseconds of the accesses of a command; run by hand, in release:
+/// `cargo test --release --test vfio_user -- --ignored --nocapture view_speed`.
+#[test]
+#[ignore = "a measurement"]
+fn view_speed() {
+    let ram = file(64 << 20);
+    let base = 1 << 45;
+    let (_shared, view) = view(&[region(base, 64 << 20, Rights::READ_WRITE, Some((&ram, 0)))]);
+    let time = |what: &str, access: &mut dyn FnMut(u64)| {
+        let best = (0..20).map(|_| {
+            let start = std::time::Instant::now();
+            for index in 0..10_000u64 {
+                access(base + (index * 64) % 65536);
+            }
+            start.elapsed().as_nanos() as f64 / 10_000.0
+        });
+        eprintln!("{what}: {:.2} ns", best.fold(f64::MAX, f64::min));
+    };
+    time("read 64", &mut |address| {
+        let mut entry = [0; 64];
+        view.read(address, &mut entry).unwrap();
+        std::hint::black_box(entry);
+    });
+    time("read 8", &mut |address| {
+        let mut entry = [0; 8];
+        view.read(address, &mut entry).unwrap();
+        std::hint::black_box(entry);
+    });
+    time("publish", &mut |address| view.publish(address, [1, 2, 3, address as u32]).unwrap());
+    time("load_u32", &mut |address| _ = std::hint::black_box(view.load_u32(address).unwrap()));
+    time("resolve 4096", &mut |address| {
+        view.resolve(address, 4096, Access::Write, &mut |host, len| _ = std::hint::black_box((host, len)))
+            .unwrap();
+    });
+}
+
 proptest! {
     #[test]
     fn a_view_agrees_with_a_flat_model(

@@ -111,16 +111,7 @@ fn a_short_question_for_ioeventfds_says_how_long_the_answer_is() {
 
 #[test]
 fn interrupts_come_to_their_eventfds() {
-    let memory = SharedMap::new();
-    let raise = |device: &mut Dummy, _: &mut _| {
-        // Register 10h: the vector to raise, plus one; 14h: the INTx level.
-        let vector = std::mem::take(&mut device.registers[0x10]);
-        if vector > 0 {
-            device.interrupt_view.raise(u16::from(vector - 1));
-        }
-        device.interrupts.set_intx(device.registers[0x14] != 0);
-    };
-    let (stream, server) = serve_with(memory, |memory| Dummy::new(memory, true), raise);
+    let (stream, server) = serve(true);
     let mut client = Client::new(stream).unwrap();
     assert_eq!(client.irq_info(INTX).unwrap().flags.get(), IrqInfo::EVENTFD | 6);
     let trigger = IrqSet::DATA_EVENTFD | IrqSet::ACTION_TRIGGER;
@@ -129,19 +120,15 @@ fn interrupts_come_to_their_eventfds() {
     let eventfds: Vec<_> = (0..3).map(|_| new_eventfd().unwrap()).collect();
     let fds: Vec<_> = eventfds.iter().map(AsFd::as_fd).collect();
     client.set_irqs(MSIX, trigger, 2, 3, &fds).unwrap();
-    client.region_write(0, 0x10, &[4]).unwrap();
-    client.device_info().unwrap();
+    client.region_write(0, 0x10, &[3]).unwrap();
     assert_eq!(fds.iter().map(|fd| drain_eventfd(*fd)).collect::<Vec<_>>(), [0, 1, 0]);
     client.set_irqs(MSIX, IrqSet::DATA_NONE | IrqSet::ACTION_TRIGGER, 0, 0, &[]).unwrap();
-    client.region_write(0, 0x10, &[4]).unwrap();
-    client.device_info().unwrap();
+    client.region_write(0, 0x10, &[3]).unwrap();
     assert_eq!(drain_eventfd(fds[1]), 0);
     client.set_irqs(INTX, trigger, 0, 1, &fds[..1]).unwrap();
     client.region_write(0, 0x14, &[1]).unwrap();
-    client.device_info().unwrap();
     assert_eq!(drain_eventfd(fds[0]), 1);
     client.set_irqs(INTX, IrqSet::DATA_NONE | IrqSet::ACTION_UNMASK, 0, 1, &[]).unwrap();
-    client.device_info().unwrap();
     assert_eq!(drain_eventfd(fds[0]), 1);
     drop(client);
     server.join().unwrap();
@@ -214,6 +201,10 @@ fn unmap_all_takes_everything() {
 /// Field case 39: bursts of pipelined maps and unmaps that replace all memory, as SeaBIOS makes QEMU send.
 #[test]
 fn a_seabios_boot_maps_and_unmaps_in_bursts() {
+    if let Some(passed) = crate::child::in_child("session::a_seabios_boot_maps_and_unmaps_in_bursts") {
+        assert!(passed);
+        return;
+    }
     let memory = SharedMap::new();
     let shared = std::sync::Arc::clone(&memory);
     let (mut stream, server) = serve_with(memory, |memory| Dummy::new(memory, true), |_, _| {});

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use crate::job::{concurrency, lint, protocol, system, unit};
+use crate::job::{concurrency, lint, panic_proof, protocol, system, unit};
 use crate::report::Report;
 use crate::setup;
 
@@ -15,6 +15,8 @@ pub(crate) enum Part {
     Protocol,
     /// Concurrency models of the doorbells
     Loom,
+    /// The proof that no path of the core panics or allocates
+    Panic,
     /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
     Qtest,
     /// SeaBIOS and OVMF read from our disk
@@ -38,10 +40,11 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
         lint::run(report);
     }
     // One line a part. The order is from quick to slow.
-    let jobs: [(Part, &str, Job); 6] = [
+    let jobs: [(Part, &str, Job); 7] = [
         (Part::Unit, "unit", unit::run),
         (Part::Protocol, "protocol", protocol::run),
         (Part::Loom, "loom", concurrency::run),
+        (Part::Panic, "panic", panic_proof::run),
         (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),
