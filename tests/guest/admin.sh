@@ -25,7 +25,8 @@ for feature in 1 2 4 7 8 9 0xa 0xb; do
 done
 run nvme get-feature $N -n 1 -f 5
 # The volatile write cache is a feature where there is one.
-if [ "$(nvme id-ctrl $N | awk '$1 == "vwc" { print $3 }')" != 0 ]; then
+cache=$(nvme id-ctrl $N | awk '$1 == "vwc" { print $3 }')
+if [ $((cache & 1)) = 1 ]; then
     run nvme get-feature $N -f 6
 fi
 # A feature that is set reads back, and returns to its default at a reset.
