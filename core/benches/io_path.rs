@@ -35,8 +35,8 @@ struct RawMemory(Box<UnsafeCell<[u64; BYTES / 8]>>);
 impl RawMemory {
     fn pointer(&self, address: u64, len: usize) -> Result<*mut u8, DmaError> {
         match usize::try_from(address) {
-            // SAFETY: the range lies inside the one allocation.
             Ok(start) if start < BYTES && len <= BYTES - start => {
+                // SAFETY: the range lies inside the one allocation.
                 Ok(unsafe { self.0.get().cast::<u8>().add(start) })
             }
             _ => Err(DmaError),

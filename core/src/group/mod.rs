@@ -22,7 +22,7 @@ mod statistics;
 
 use heapless::{Deque, Vec};
 
-use crate::command::{IoCommand, Operation};
+use crate::command::IoCommand;
 use crate::doorbell::{DoorbellError, Registers};
 use crate::memory::{DmaError, DmaMemory};
 use crate::message::{
@@ -32,7 +32,6 @@ use crate::namespace::Namespace;
 use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
-use parse::Parsed;
 use slots::{Kind, Slot, Slots};
 pub use statistics::QueueStatistics;
 
@@ -326,19 +325,32 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         submission.in_flight = submission.in_flight.wrapping_add(1);
         let sqid = submission.queue.qid;
         let cid = entry.cid.get();
-        let Parsed { nsid, lba, kind, bytes, outcome } = self.parse(&entry);
-        let namespace = match &outcome {
-            Ok(Operation::FlushAll) => {
-                self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
-                None
-            }
-            Ok(_) => self.namespace_started(nsid),
-            Err(_) => None,
+        let mut slot = Slot {
+            submission: index,
+            cid,
+            nsid: entry.nsid.get(),
+            namespace: None,
+            lba: parse::slba(&entry),
+            kind: Kind::Other,
+            bytes: 0,
         };
-        let slot = Slot { submission: index, cid, nsid, namespace, lba, kind, bytes };
+        let checked = self.check(&entry);
+        if let Ok(checked) = &checked {
+            slot.kind = checked.kind;
+            slot.bytes = checked.bytes();
+            if checked.kind == Kind::FlushAll {
+                slot.nsid = 0;
+                self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
+            } else {
+                slot.namespace = self.namespace_started(slot.nsid);
+            }
+        }
+        let nsid = slot.nsid;
         let Some(tag) = self.slots.occupy(slot) else { return Turn::Nothing };
-        match outcome {
-            Ok(operation) => Turn::Command(IoCommand { tag, sqid, nsid, operation }),
+        match checked {
+            Ok(checked) => {
+                Turn::Command(IoCommand { tag, sqid, nsid, operation: self.operation(&entry, checked) })
+            }
             Err(status) => {
                 let _posted = self.complete(memory, tag, status);
                 Turn::Refused
