@@ -82,6 +82,20 @@ impl DmaMemory for RawMemory {
         Ok(found)
     }
     #[inline]
+    fn publish(&self, address: u64, entry: [u32; 4]) -> Result<(), DmaError> {
+        let to = self.pointer(address & !15, 16)?.cast::<u32>();
+        for (index, dword) in entry.into_iter().enumerate() {
+            if index == 3 {
+                fence(Ordering::Release);
+            }
+            // SAFETY: the pointer stays inside the 16 bytes.
+            let place = unsafe { to.add(index) };
+            // SAFETY: as in `dword`.
+            unsafe { AtomicU32::from_ptr(place) }.store(dword, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+    #[inline]
     fn check(&self, address: u64, len_bytes: u64, _: Access) -> Result<(), DmaError> {
         self.pointer(address, usize::try_from(len_bytes).unwrap_or(BYTES)).map(|_| ())
     }

@@ -174,7 +174,8 @@ struct NamespaceEntry {
 
 /// What a turn of a submission queue gave.
 enum Turn {
-    Command(IoCommand),
+    /// There is a command to carry out.
+    Command,
     /// A command was refused and has completed.
     Refused,
     Nothing,
@@ -229,6 +230,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         if self.resetting || self.paused {
             return None;
         }
+        // Filled in place: it is the largest thing on this path.
+        let mut command = None;
         let mut refusals = REFUSALS_PER_POLL;
         // A queue that is passed over keeps its turn and what is left of its burst: where several wait for the
         // same scarce thing, the first in turn would otherwise get it every time.
@@ -237,30 +240,31 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         while passed_over < self.active.len() && !self.slots.is_full() {
             let Some(&index) = self.active.get(usize::from(position)) else {
                 if position == 0 {
-                    return None;
+                    break;
                 }
                 position = 0;
                 continue;
             };
-            match self.take_turn(index, memory, registers) {
+            match self.take_turn(index, memory, registers, &mut command) {
                 Turn::Nothing => {
                     position = position.wrapping_add(1);
                     passed_over = passed_over.wrapping_add(1);
                     continue;
                 }
-                Turn::Command(command) => {
+                Turn::Command => {
                     self.spend_burst(position);
-                    return Some(command);
+                    break;
                 }
                 Turn::Refused => {
                     self.spend_burst(position);
-                    refusals = refusals.checked_sub(1)?;
+                    let Some(left) = refusals.checked_sub(1) else { break };
+                    refusals = left;
                     position = self.turn;
                     passed_over = 0;
                 }
             }
         }
-        None
+        command
     }
 
     /// The queue at `position` of the active ones has had a command.
@@ -279,7 +283,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     /// One command of the submission queue at `index`, if it has one and there is room for it.
     #[inline]
-    fn take_turn(&mut self, index: u16, memory: &impl DmaMemory, registers: &Registers) -> Turn {
+    fn take_turn(
+        &mut self,
+        index: u16,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        command: &mut Option<IoCommand>,
+    ) -> Turn {
         let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
             return Turn::Nothing;
         };
@@ -349,7 +359,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let Some(tag) = self.slots.occupy(slot) else { return Turn::Nothing };
         match checked {
             Ok(checked) => {
-                Turn::Command(IoCommand { tag, sqid, nsid, operation: self.operation(&entry, checked) })
+                *command = Some(IoCommand { tag, sqid, nsid, operation: self.operation(&entry, checked) });
+                Turn::Command
             }
             Err(status) => {
                 let _posted = self.complete(memory, tag, status);
