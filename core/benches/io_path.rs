@@ -35,8 +35,8 @@ struct RawMemory(Box<UnsafeCell<[u64; BYTES / 8]>>);
 impl RawMemory {
     fn pointer(&self, address: u64, len: usize) -> Result<*mut u8, DmaError> {
         match usize::try_from(address) {
-            // SAFETY: the range lies inside the one allocation.
             Ok(start) if start < BYTES && len <= BYTES - start => {
+                // SAFETY: the range lies inside the one allocation.
                 Ok(unsafe { self.0.get().cast::<u8>().add(start) })
             }
             _ => Err(DmaError),
@@ -80,6 +80,20 @@ impl DmaMemory for RawMemory {
         let (Ok(found) | Err(found)) =
             dword.compare_exchange(current, new, Ordering::Relaxed, Ordering::Relaxed);
         Ok(found)
+    }
+    #[inline]
+    fn publish(&self, address: u64, entry: [u32; 4]) -> Result<(), DmaError> {
+        let to = self.pointer(address & !15, 16)?.cast::<u32>();
+        for (index, dword) in entry.into_iter().enumerate() {
+            if index == 3 {
+                fence(Ordering::Release);
+            }
+            // SAFETY: the pointer stays inside the 16 bytes.
+            let place = unsafe { to.add(index) };
+            // SAFETY: as in `dword`.
+            unsafe { AtomicU32::from_ptr(place) }.store(dword, Ordering::Relaxed);
+        }
+        Ok(())
     }
     #[inline]
     fn check(&self, address: u64, len_bytes: u64, _: Access) -> Result<(), DmaError> {

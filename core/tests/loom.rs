@@ -334,7 +334,7 @@ fn full_completion_queue(rule: ShadowRule, barrier: bool) {
         let namespace = Namespace { size_blocks: 8, block_shift: 9, read_only: false };
         for request in [
             GroupRequest::SetNamespace { nsid: 1, namespace },
-            GroupRequest::CreateCompletionQueue { qid: 1, base: CQ, size: 2, vector: None },
+            GroupRequest::CreateCompletionQueue { qid: 1, base: CQ, size: 2, vector: None, coalesce: true },
             GroupRequest::CreateSubmissionQueue { qid: 1, cqid: 1, base: SQ, size: 4, page_shift: 12 },
             GroupRequest::SetDoorbellBuffer(PAGES),
         ] {

@@ -373,7 +373,7 @@ proptest! {
                     let base = u64::from(page) * 4096;
                     let buffer = DoorbellBuffer { shadow: base, event_idx: u64::from(qid) * 4096 };
                     let request = match kind {
-                        0 | 1 => GroupRequest::CreateCompletionQueue { qid, base, size, vector: Some(other) },
+                        0 | 1 => GroupRequest::CreateCompletionQueue { qid, base, size, vector: Some(other), coalesce: true },
                         2..=4 => GroupRequest::CreateSubmissionQueue { qid, cqid: other, base, size, page_shift: 12 },
                         5 => GroupRequest::DeleteCompletionQueue { qid },
                         6 => GroupRequest::DeleteSubmissionQueue { qid },

@@ -73,17 +73,33 @@ impl Segments {
         direction: Direction,
         page_shift: u8,
     ) -> Result<Self, Status> {
-        match entry.flags.psdt() {
-            0 => Ok(Self::from_prp(entry, len_bytes, page_shift)),
-            1 => {
-                let walk = Walk::Sgl(SglWalk::new(entry.prp1.get(), entry.prp2.get(), len_bytes, direction));
-                Ok(Self { walk, ahead: None })
-            }
-            _ => Err(Status::INVALID_FIELD.dnr()),
+        Self::check(entry)?;
+        Ok(Self::from_checked(entry, len_bytes, direction, page_shift))
+    }
+
+    /// Whether the kind of data pointer is one that [`Segments::from_checked`] knows.
+    #[inline]
+    pub(crate) fn check(entry: &SubmissionQueueEntry) -> Result<(), Status> {
+        if entry.flags.psdt() > 1 { Err(Status::INVALID_FIELD.dnr()) } else { Ok(()) }
+    }
+
+    /// As [`Segments::new`] after [`Segments::check`].
+    #[inline]
+    pub(crate) fn from_checked(
+        entry: &SubmissionQueueEntry,
+        len_bytes: u32,
+        direction: Direction,
+        page_shift: u8,
+    ) -> Self {
+        if entry.flags.psdt() == 0 {
+            return Self::from_prp(entry, len_bytes, page_shift);
         }
+        let walk = Walk::Sgl(SglWalk::new(entry.prp1.get(), entry.prp2.get(), len_bytes, direction));
+        Self { walk, ahead: None }
     }
 
     /// The data pointer of `entry` as PRP entries whatever PSDT says.
+    #[inline]
     #[must_use]
     pub fn from_prp(entry: &SubmissionQueueEntry, len_bytes: u32, page_shift: u8) -> Self {
         let walk = PrpWalk::new(entry.prp1.get(), entry.prp2.get(), len_bytes, page_shift);

@@ -22,7 +22,7 @@ mod statistics;
 
 use heapless::{Deque, Vec};
 
-use crate::command::{IoCommand, Operation};
+use crate::command::IoCommand;
 use crate::doorbell::{DoorbellError, Registers};
 use crate::memory::{DmaError, DmaMemory};
 use crate::message::{
@@ -32,7 +32,6 @@ use crate::namespace::Namespace;
 use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
-use parse::Parsed;
 use slots::{Kind, Slot, Slots};
 pub use statistics::QueueStatistics;
 
@@ -175,7 +174,8 @@ struct NamespaceEntry {
 
 /// What a turn of a submission queue gave.
 enum Turn {
-    Command(IoCommand),
+    /// There is a command to carry out.
+    Command,
     /// A command was refused and has completed.
     Refused,
     Nothing,
@@ -230,6 +230,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         if self.resetting || self.paused {
             return None;
         }
+        // Filled in place: it is the largest thing on this path.
+        let mut command = None;
         let mut refusals = REFUSALS_PER_POLL;
         // A queue that is passed over keeps its turn and what is left of its burst: where several wait for the
         // same scarce thing, the first in turn would otherwise get it every time.
@@ -238,30 +240,31 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         while passed_over < self.active.len() && !self.slots.is_full() {
             let Some(&index) = self.active.get(usize::from(position)) else {
                 if position == 0 {
-                    return None;
+                    break;
                 }
                 position = 0;
                 continue;
             };
-            match self.take_turn(index, memory, registers) {
+            match self.take_turn(index, memory, registers, &mut command) {
                 Turn::Nothing => {
                     position = position.wrapping_add(1);
                     passed_over = passed_over.wrapping_add(1);
                     continue;
                 }
-                Turn::Command(command) => {
+                Turn::Command => {
                     self.spend_burst(position);
-                    return Some(command);
+                    break;
                 }
                 Turn::Refused => {
                     self.spend_burst(position);
-                    refusals = refusals.checked_sub(1)?;
+                    let Some(left) = refusals.checked_sub(1) else { break };
+                    refusals = left;
                     position = self.turn;
                     passed_over = 0;
                 }
             }
         }
-        None
+        command
     }
 
     /// The queue at `position` of the active ones has had a command.
@@ -280,7 +283,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     /// One command of the submission queue at `index`, if it has one and there is room for it.
     #[inline]
-    fn take_turn(&mut self, index: u16, memory: &impl DmaMemory, registers: &Registers) -> Turn {
+    fn take_turn(
+        &mut self,
+        index: u16,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        command: &mut Option<IoCommand>,
+    ) -> Turn {
         let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
             return Turn::Nothing;
         };
@@ -326,19 +335,33 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         submission.in_flight = submission.in_flight.wrapping_add(1);
         let sqid = submission.queue.qid;
         let cid = entry.cid.get();
-        let Parsed { nsid, lba, kind, bytes, outcome } = self.parse(&entry);
-        let namespace = match &outcome {
-            Ok(Operation::FlushAll) => {
-                self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
-                None
-            }
-            Ok(_) => self.namespace_started(nsid),
-            Err(_) => None,
+        let mut slot = Slot {
+            submission: index,
+            cid,
+            nsid: entry.nsid.get(),
+            namespace: None,
+            lba: parse::slba(&entry),
+            kind: Kind::Other,
+            bytes: 0,
         };
-        let slot = Slot { submission: index, cid, nsid, namespace, lba, kind, bytes };
+        let checked = self.check(&entry);
+        if let Ok(checked) = &checked {
+            slot.kind = checked.kind;
+            slot.bytes = checked.bytes();
+            if checked.kind == Kind::FlushAll {
+                slot.nsid = 0;
+                self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
+            } else {
+                slot.namespace = self.namespace_started(slot.nsid);
+            }
+        }
+        let nsid = slot.nsid;
         let Some(tag) = self.slots.occupy(slot) else { return Turn::Nothing };
-        match outcome {
-            Ok(operation) => Turn::Command(IoCommand { tag, sqid, nsid, operation }),
+        match checked {
+            Ok(checked) => {
+                *command = Some(IoCommand { tag, sqid, nsid, operation: self.operation(&entry, checked) });
+                Turn::Command
+            }
             Err(status) => {
                 let _posted = self.complete(memory, tag, status);
                 Turn::Refused

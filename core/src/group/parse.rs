@@ -15,38 +15,34 @@ use crate::spec::status::Status;
 /// NSID that stands for every namespace.
 const ALL_NAMESPACES: u32 = u32::MAX;
 
-/// A command as the group keeps it, and what the host shall do or the status it is refused with.
-pub(super) struct Parsed {
-    pub(super) nsid: u32,
-    pub(super) lba: u64,
+/// A command that has passed every check, as plain numbers: the operation is made from them once, in place.
+#[derive(Clone, Copy)]
+pub(super) struct Checked {
     pub(super) kind: Kind,
-    pub(super) bytes: u32,
-    pub(super) outcome: Result<Operation, Status>,
+    /// The bytes of the namespace; empty where the operation names none.
+    range: Range,
+}
+
+impl Checked {
+    /// Bytes of user data, as the statistics count them.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 65,536 blocks of 4,096 bytes")]
+    pub(super) fn bytes(&self) -> u32 {
+        match self.kind {
+            Kind::Read | Kind::Write => self.range.len_bytes as u32,
+            Kind::FlushAll | Kind::Other => 0,
+        }
+    }
 }
 
 impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     QueueGroup<QUEUES, COMMANDS, NAMESPACES>
 {
+    /// Checks everything that can be checked without the medium.
     #[inline]
-    pub(super) fn parse(&self, entry: &SubmissionQueueEntry) -> Parsed {
+    pub(super) fn check(&self, entry: &SubmissionQueueEntry) -> Result<Checked, Status> {
         let opcode = NvmOpcode(entry.opcode);
-        let outcome = self.parse_operation(opcode, entry);
-        let (kind, bytes) = match &outcome {
-            Ok(Operation::Read(transfer) | Operation::Compare(transfer)) => (Kind::Read, transfer.len_bytes),
-            Ok(Operation::Write { transfer, .. }) => (Kind::Write, transfer.len_bytes),
-            Ok(Operation::Verify(range)) => (Kind::Read, u32::try_from(range.len_bytes).unwrap_or(u32::MAX)),
-            Ok(Operation::FlushAll) => (Kind::FlushAll, 0),
-            _ => (Kind::Other, 0),
-        };
-        let nsid = match &outcome {
-            Ok(Operation::FlushAll) => 0,
-            _ => entry.nsid.get(),
-        };
-        Parsed { nsid, lba: slba(entry), kind, bytes, outcome }
-    }
-
-    #[inline]
-    fn parse_operation(&self, opcode: NvmOpcode, entry: &SubmissionQueueEntry) -> Result<Operation, Status> {
+        let nothing = Range { offset_bytes: 0, len_bytes: 0 };
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -54,30 +50,53 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             return Err(Status::INVALID_OPCODE.dnr());
         }
         if opcode == NvmOpcode::FLUSH && entry.nsid.get() == ALL_NAMESPACES {
-            return Ok(Operation::FlushAll);
+            return Ok(Checked { kind: Kind::FlushAll, range: nothing });
         }
         let namespace = self.namespace(entry.nsid.get())?;
         if namespace.read_only && opcode.writes() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.dnr());
         }
         match opcode {
-            NvmOpcode::FLUSH => Ok(Operation::Flush),
-            NvmOpcode::READ => Ok(Operation::Read(self.transfer(entry, namespace, Direction::ToGuest)?)),
+            NvmOpcode::READ | NvmOpcode::COMPARE => {
+                Ok(Checked { kind: Kind::Read, range: self.transfer_range(entry, namespace)? })
+            }
             NvmOpcode::WRITE => {
-                let transfer = self.transfer(entry, namespace, Direction::ToController)?;
-                Ok(Operation::Write { transfer, fua: self.is_durable(entry) })
+                Ok(Checked { kind: Kind::Write, range: self.transfer_range(entry, namespace)? })
             }
+            NvmOpcode::VERIFY => Ok(Checked { kind: Kind::Read, range: range(entry, namespace)? }),
+            NvmOpcode::WRITE_ZEROES => Ok(Checked { kind: Kind::Other, range: range(entry, namespace)? }),
+            NvmOpcode::DATASET_MANAGEMENT => {
+                Segments::check(entry)?;
+                Ok(Checked { kind: Kind::Other, range: nothing })
+            }
+            _ => Ok(Checked { kind: Kind::Other, range: nothing }),
+        }
+    }
+
+    /// The operation of an entry that [`QueueGroup::check`] has passed.
+    #[inline]
+    pub(super) fn operation(&self, entry: &SubmissionQueueEntry, checked: Checked) -> Operation {
+        match NvmOpcode(entry.opcode) {
+            NvmOpcode::READ => Operation::Read(self.transfer(entry, checked.range, Direction::ToGuest)),
+            NvmOpcode::WRITE => Operation::Write {
+                transfer: self.transfer(entry, checked.range, Direction::ToController),
+                fua: self.is_durable(entry),
+            },
             NvmOpcode::COMPARE => {
-                Ok(Operation::Compare(self.transfer(entry, namespace, Direction::ToController)?))
+                Operation::Compare(self.transfer(entry, checked.range, Direction::ToController))
             }
-            NvmOpcode::VERIFY => Ok(Operation::Verify(range(entry, namespace)?)),
-            NvmOpcode::WRITE_ZEROES => Ok(Operation::WriteZeroes {
-                range: range(entry, namespace)?,
+            NvmOpcode::VERIFY => Operation::Verify(checked.range),
+            NvmOpcode::WRITE_ZEROES => Operation::WriteZeroes {
+                range: checked.range,
                 deallocate: entry.cdw12.get() & nvm::CDW12_DEALLOCATE != 0,
                 fua: self.is_durable(entry),
-            }),
-            NvmOpcode::DATASET_MANAGEMENT => self.dataset_management(entry, namespace),
-            _ => Err(Status::INVALID_OPCODE.dnr()),
+            },
+            NvmOpcode::DATASET_MANAGEMENT => match self.namespace(entry.nsid.get()) {
+                Ok(namespace) => Operation::Deallocate(self.ranges(entry, namespace)),
+                Err(_) => Operation::Flush,
+            },
+            _ if checked.kind == Kind::FlushAll => Operation::FlushAll,
+            _ => Operation::Flush,
         }
     }
 
@@ -96,41 +115,41 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         entry.cdw12.get() & nvm::CDW12_FUA != 0 || !self.write_cache
     }
 
+    /// The range of a command that moves data: within MDTS, inside the namespace, with a data pointer of a kind
+    /// that there is.
     #[inline]
-    fn transfer(
-        &self,
-        entry: &SubmissionQueueEntry,
-        namespace: Namespace,
-        direction: Direction,
-    ) -> Result<Transfer, Status> {
+    fn transfer_range(&self, entry: &SubmissionQueueEntry, namespace: Namespace) -> Result<Range, Status> {
         let len = blocks(entry).wrapping_shl(u32::from(namespace.block_shift));
-        let len_bytes = u32::try_from(len).map_err(|_| Status::INVALID_FIELD.dnr())?;
-        if len_bytes > self.config.mdts_bytes {
+        if len > u64::from(self.config.mdts_bytes) {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        let Range { offset_bytes, .. } = range(entry, namespace)?;
-        let segments = Segments::new(entry, len_bytes, direction, self.page_shift)?;
-        Ok(Transfer { offset_bytes, len_bytes, segments })
+        let range = range(entry, namespace)?;
+        Segments::check(entry)?;
+        Ok(range)
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "MDTS has 32 bits")]
+    fn transfer(&self, entry: &SubmissionQueueEntry, range: Range, direction: Direction) -> Transfer {
+        let len_bytes = range.len_bytes as u32;
+        let segments = Segments::from_checked(entry, len_bytes, direction, self.page_shift);
+        Transfer { offset_bytes: range.offset_bytes, len_bytes, segments }
     }
 
     /// Dataset Management: without Attribute Deallocate it is a set of hints, and there is nothing to do.
-    fn dataset_management(
-        &self,
-        entry: &SubmissionQueueEntry,
-        namespace: Namespace,
-    ) -> Result<Operation, Status> {
+    fn ranges(&self, entry: &SubmissionQueueEntry, namespace: Namespace) -> DeallocateRanges {
         let ranges = (entry.cdw10.get() & 0xff).wrapping_add(1);
         let len_bytes = ranges.wrapping_mul(nvm::DSM_RANGE_BYTES);
-        let segments = Segments::new(entry, len_bytes, Direction::ToController, self.page_shift)?;
+        let segments = Segments::from_checked(entry, len_bytes, Direction::ToController, self.page_shift);
         let deallocates = entry.cdw11.get() & nvm::DSM_CDW11_DEALLOCATE != 0;
         let left = if deallocates { u16::try_from(ranges).unwrap_or(256) } else { 0 };
-        Ok(Operation::Deallocate(DeallocateRanges { reader: DataReader::new(segments), namespace, left }))
+        DeallocateRanges { reader: DataReader::new(segments), namespace, left }
     }
 }
 
 /// Starting LBA: Command Dwords 10 and 11.
 #[inline]
-fn slba(entry: &SubmissionQueueEntry) -> u64 {
+pub(super) fn slba(entry: &SubmissionQueueEntry) -> u64 {
     u64::from(entry.cdw11.get()) << 32 | u64::from(entry.cdw10.get())
 }
 
