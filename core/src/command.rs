@@ -53,6 +53,20 @@ pub enum Operation {
     Deallocate(DeallocateRanges),
 }
 
+impl Operation {
+    /// Bytes of guest memory that it moves or compares.
+    #[inline]
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Read(transfer) | Self::Write { transfer, .. } | Self::Compare(transfer) => {
+                transfer.len_bytes as u64
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// A range of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {

@@ -25,5 +25,6 @@ pub mod mailbox;
 pub mod memory;
 pub mod namespace_spec;
 pub mod poller;
+mod rate_limit;
 pub mod storage;
 pub mod vfio_user;

@@ -34,6 +34,17 @@ impl NamespaceSpec {
     pub const fn new(storage: StorageConfig) -> Self {
         Self { storage, block_bytes: 512 }
     }
+
+    /// The same for a process with another working directory.
+    ///
+    /// # Errors
+    /// The present one can't be had.
+    pub fn with_absolute_path(mut self) -> std::io::Result<Self> {
+        if let StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } = &mut self.storage {
+            *path = std::path::absolute(&*path)?;
+        }
+        Ok(self)
+    }
 }
 
 impl FromStr for NamespaceSpec {

@@ -503,7 +503,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     /// Whether a pin-based interrupt (INTx) is to be asserted on account of this group: a completion queue
     /// with interrupts enabled has entries that the driver hasn't taken (PCIe Transport Specification 1.0,
-    /// section 3.5.1). Looks at the head doorbells. Masking (INTMS) is the controller's.
+    /// section 3.5.1). Masking (INTMS) is the controller's.
+    ///
+    /// Looks at the head doorbells, and arms those of queues that assert the pin: the driver then writes the
+    /// register when it takes the entries, and not the shadow alone. Nobody could tell otherwise that the level
+    /// has fallen, and there are VMMs that lower the pin only when a register is accessed.
     pub fn is_level_asserted(&mut self, memory: &impl DmaMemory, registers: &Registers) -> bool {
         let mut asserted = false;
         for index in 0..QUEUES {
@@ -511,7 +515,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             if completion.vector.is_none() || completion.queue.unread() == 0 {
                 continue;
             }
-            let polled = completion.queue.poll_head(memory, registers);
+            let mut polled = completion.queue.poll_head(memory, registers);
+            if completion.queue.unread() > 0 && completion.queue.arm(memory, registers) == Ok(true) {
+                polled = polled.and(completion.queue.poll_head(memory, registers));
+            }
             asserted |= completion.queue.unread() > 0;
             let qid = completion.queue.qid;
             if let Err(error) = polled {

@@ -23,6 +23,8 @@ enum Action {
     Add {
         /// The device's socket, as given to `doorbell serve`.
         socket: PathBuf,
+        /// What it holds: ram=64M, file=disk.img,block=4096,read-only, ... (or the options below).
+        spec: Option<NamespaceSpec>,
         #[command(flatten)]
         namespaces: NamespaceArgs,
     },
@@ -48,10 +50,16 @@ enum Action {
 impl Namespace {
     pub(crate) fn run(self) -> Result<()> {
         let (socket, commands, done) = match self.action {
-            Action::Add { socket, namespaces } => {
-                let specs = namespaces.specs()?;
-                let add = |spec: &NamespaceSpec| Command::NamespaceAdd { spec: spec.to_string() };
-                (socket, specs.iter().map(add).collect(), "added")
+            Action::Add { socket, spec, namespaces } => {
+                let specs = match spec {
+                    Some(spec) => vec![spec],
+                    None => namespaces.specs()?,
+                };
+                // The server has a folder of its own, so paths go there whole.
+                let add = |spec: NamespaceSpec| {
+                    Ok(Command::NamespaceAdd { spec: spec.with_absolute_path()?.to_string() })
+                };
+                (socket, specs.into_iter().map(add).collect::<Result<_>>()?, "added")
             }
             Action::Remove { socket, nsid } => (socket, vec![Command::NamespaceRemove { nsid }], "removed"),
             Action::Resize { socket, nsid, size } => {

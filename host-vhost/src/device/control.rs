@@ -127,8 +127,8 @@ impl Control {
         for change in self.model.pump() {
             self.namespace_changed(change);
         }
-        self.check_sharing();
         self.finish_tickets();
+        self.check_sharing();
         self.watch_patience();
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
@@ -192,13 +192,18 @@ impl Control {
         }
     }
 
-    /// Once the guest has written its first command: do we see the same memory as the guest?
+    /// Once the guest has written its first command: do we see the same memory as the guest? A client that is
+    /// busy doesn't answer, and is asked again at the next command.
     fn check_sharing(&mut self) {
-        let (Phase::Serving(session), true) = (&self.phase, self.model.sharing_unknown) else { return };
+        let Phase::Serving(session) = &self.phase else { return };
+        if self.model.sharing_looks == 0 || session.has_pending() || session.has_queued() {
+            return;
+        }
         let Some(address) = self.model.admin_queue_with_commands() else { return };
-        self.model.sharing_unknown = false;
+        self.model.sharing_looks -= 1;
         match session.check_shared(address, 64) {
-            Ok(Sharing::Unknown | Sharing::Shared) => {}
+            Ok(Sharing::Unknown) => {}
+            Ok(Sharing::Shared) => self.model.sharing_looks = 0,
             Err(not_shared) => {
                 tracing::error!("{not_shared}");
                 self.client_lost(Lost::Closed);

@@ -39,6 +39,9 @@ const BAR0: u32 = 0;
 /// The configuration space's region.
 const CONFIGURATION: u32 = 7;
 
+/// How often a client that doesn't answer is asked what its memory holds.
+const SHARING_LOOKS: u32 = 8;
+
 /// The poller of a group.
 #[derive(Clone, Debug)]
 pub(super) struct GroupAddress {
@@ -71,8 +74,8 @@ pub(super) struct Model {
     /// What this turn of the control thread has to tell its pollers once.
     look: bool,
     flushing: bool,
-    /// A first look at whether the client's memory is shared is due.
-    pub(super) sharing_unknown: bool,
+    /// Looks at whether the client's memory is shared that are still due.
+    pub(super) sharing_looks: u32,
 }
 
 impl Model {
@@ -95,7 +98,7 @@ impl Model {
             level_checks: 0,
             look: false,
             flushing: false,
-            sharing_unknown: true,
+            sharing_looks: SHARING_LOOKS,
         }
     }
 
@@ -215,7 +218,7 @@ impl Model {
         self.tickets.clear();
         self.level_checks = 0;
         self.look = true;
-        self.sharing_unknown = true;
+        self.sharing_looks = SHARING_LOOKS;
     }
 
     /// The admin submission queue's guest address, once the guest has written a command there.

@@ -3,6 +3,7 @@
 use doorbell_core::command::{DeallocateRanges, IoCommand, Operation, Range};
 use doorbell_core::data::Segment;
 use doorbell_core::spec::status::Status;
+use doorbell_core::tag::Tag;
 
 use crate::storage::StorageError;
 
@@ -25,6 +26,31 @@ pub(super) struct Flight {
     /// When it was fetched, or 0 where its latency isn't sampled.
     pub(super) started_ns: u64,
     pub(super) bounce: Option<Bounce>,
+}
+
+/// A command that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) tag: Tag,
+    pub(super) status: Status,
+    pub(super) sqid: u16,
+    pub(super) started_ns: u64,
+}
+
+impl Flight {
+    pub(super) fn new(command: IoCommand, started_ns: u64) -> Self {
+        let progress = match command.operation {
+            Operation::FlushAll => Progress::FlushAll { next: 0 },
+            Operation::Deallocate(ranges) => Progress::Deallocate(ranges),
+            _ => Progress::Single,
+        };
+        Self { command, progress, started_ns, bounce: None }
+    }
+
+    /// The flight's end.
+    pub(super) fn ended(&self, status: Status) -> Ended {
+        Ended { tag: self.command.tag, status, sqid: self.command.sqid, started_ns: self.started_ns }
+    }
 }
 
 /// The data of a command whose guest memory has no address in this process.

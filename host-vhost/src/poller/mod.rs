@@ -13,6 +13,7 @@ pub mod idle;
 pub mod latency;
 mod runner;
 mod thread;
+mod work;
 
 pub use runner::{GroupReport, GroupRunner, QueueReport, RunnerConfig};
 pub use thread::{Poller, PollerConfig, PollerCounters, PollerMail, ToGroup};

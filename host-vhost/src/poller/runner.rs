@@ -3,27 +3,27 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use doorbell_core::command::{IoCommand, Operation, Range, Transfer};
-use doorbell_core::data::Segment;
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
-use doorbell_core::memory::{Access, DmaMemory};
 use doorbell_core::message::{GroupRequest, GroupStatistics};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
 use super::FromGroup;
-use super::flight::{Bounce, Flight, Progress, range_of, status_of};
+use super::flight::{Ended, Flight};
+use super::idle::now_ns;
 use super::latency::Latency;
 use super::thread::ToGroup;
+use super::work::{Scratch, Step, Work};
 use crate::device::{ControlMail, DeviceShared, Group, MAX_COMMANDS, Storages};
 use crate::interrupt::InterruptView;
-use crate::memory::{MemoryView, ResolveError};
-use crate::storage::{
-    IoContext, Operation as StorageOperation, StorageCommand, StorageError, StorageQueue, Submission,
-};
+use crate::memory::MemoryView;
+use crate::storage::{IoContext, StorageError, StorageQueue};
 
 /// Commands that a group may take in one turn of its poller.
 const BATCH: usize = 32;
+
+/// Bytes that a batch moves before it posts the completions it has.
+const POST_BYTES: u64 = 16 << 10;
 
 /// One batch in so many has its latency measured.
 const LATENCY_SAMPLE: u32 = 16;
@@ -59,18 +59,6 @@ pub struct QueueReport {
     pub latency: Latency,
 }
 
-/// A place for one command's pieces of guest memory, kept by the thread.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    pieces: Vec<libc::iovec>,
-}
-
-impl Scratch {
-    pub(super) fn new() -> Self {
-        Self { pieces: Vec::with_capacity(2048) }
-    }
-}
-
 /// A queue group with everything that it needs on its poller.
 #[derive(Debug)]
 pub struct GroupRunner {
@@ -87,7 +75,7 @@ pub struct GroupRunner {
     /// Commands that their storage had no room for.
     backlog: Vec<Tag>,
     /// Commands of this turn that have ended.
-    done: Vec<(Tag, Status)>,
+    done: Vec<Ended>,
     /// Latencies by submission queue identifier.
     latencies: Vec<Latency>,
     turns: u32,
@@ -153,59 +141,62 @@ impl GroupRunner {
         if !self.backlog.is_empty() {
             self.retry_backlog(lane, context, scratch);
         }
-        let shared = Arc::clone(&self.shared);
+        let Self { shared, group, view, queues, flights, backlog, done, .. } = self;
         let registers = shared.doorbells.registers();
+        let Some(mut command) = group.poll_command(view, registers) else { return 0 };
+        self.turns = self.turns.wrapping_add(1);
+        let started_ns = if self.turns.is_multiple_of(LATENCY_SAMPLE) { now_ns() } else { 0 };
+        let mut work = Work { queues, view, context, scratch };
         let mut count = 0;
-        let mut started_ns = 0;
-        while count < BATCH {
-            let Some(command) = self.group.poll_command(&self.view, registers) else { break };
-            if count == 0 {
-                self.turns = self.turns.wrapping_add(1);
-                if self.turns.is_multiple_of(LATENCY_SAMPLE) {
-                    started_ns = super::idle::now_ns();
-                }
-            }
+        let mut moved_bytes = 0;
+        loop {
             count += 1;
-            self.start(command, started_ns, lane, context, scratch);
+            // One command ahead, so that its data is on the way while this one's is copied.
+            let next = if count < BATCH { group.poll_command(view, registers) } else { None };
+            if let Some(next) = &next {
+                work.prefetch(next);
+            }
+            let tag = command.tag;
+            match work.start(&command, token(lane, tag)) {
+                Some(Step::Done(status)) => {
+                    done.push(Ended { tag, status, sqid: command.sqid, started_ns });
+                    moved_bytes += command.operation.len_bytes();
+                }
+                unfinished => {
+                    let mut flight = Flight::new(command, started_ns);
+                    let step = unfinished.unwrap_or_else(|| work.advance(&mut flight, token(lane, tag)));
+                    match step {
+                        Step::Done(status) => done.push(flight.ended(status)),
+                        Step::Queued => flights[usize::from(tag.slot)] = Some(flight),
+                        Step::Busy => {
+                            flights[usize::from(tag.slot)] = Some(flight);
+                            backlog.push(tag);
+                        }
+                    }
+                }
+            }
+            if moved_bytes >= POST_BYTES {
+                // The driver may use these while the rest of the batch is copied.
+                moved_bytes = 0;
+                finish_done(group, view, done, &mut self.latencies);
+            }
+            match next {
+                Some(next) => command = next,
+                None => break,
+            }
         }
-        self.finish_done();
+        finish_done(group, view, done, &mut self.latencies);
         count
-    }
-
-    /// Posts the completions of everything that has ended.
-    #[inline]
-    fn finish_done(&mut self) {
-        if self.done.is_empty() {
-            return;
-        }
-        let mut now_ns = 0;
-        for (tag, status) in self.done.drain(..) {
-            if let Some(flight) = self.flights[usize::from(tag.slot)].take()
-                && flight.started_ns != 0
-            {
-                if now_ns == 0 {
-                    now_ns = super::idle::now_ns();
-                }
-                let sqid = usize::from(flight.command.sqid);
-                if self.latencies.len() <= sqid {
-                    self.latencies.resize(sqid + 1, Latency::new());
-                }
-                self.latencies[sqid].record(now_ns.saturating_sub(flight.started_ns), 1);
-            }
-            match self.group.complete(&self.view, tag, status) {
-                Completed::Posted | Completed::Dropped | Completed::Stale => {}
-            }
-        }
     }
 
     /// After the completions of a turn: interrupts, messages, cancellations. Returns whether there was
     /// anything.
     #[inline]
     pub(super) fn finish_turn(&mut self, lane: u16, context: &mut IoContext) -> bool {
-        self.finish_done();
+        finish_done(&mut self.group, &self.view, &mut self.done, &mut self.latencies);
         let mut worked = false;
         if self.group.wants_interrupt() {
-            let now_ns = super::idle::now_ns();
+            let now_ns = now_ns();
             while let Some(vector) = self.group.poll_interrupt(now_ns) {
                 self.interrupts.raise(vector);
                 worked = true;
@@ -301,13 +292,15 @@ impl GroupRunner {
                 self.cancel(tag, lane, context);
             }
         }
-        self.finish_done();
+        finish_done(&mut self.group, &self.view, &mut self.done, &mut self.latencies);
     }
 
     fn cancel(&mut self, tag: Tag, lane: u16, context: &mut IoContext) {
         if let Some(position) = self.backlog.iter().position(|&other| other == tag) {
             self.backlog.swap_remove(position);
-            self.done.push((tag, Status::ABORT_REQUESTED));
+            if let Some(flight) = self.flights[usize::from(tag.slot)].take() {
+                self.done.push(flight.ended(Status::ABORT_REQUESTED));
+            }
         } else {
             context.cancel(token(lane, tag));
         }
@@ -356,101 +349,18 @@ impl GroupRunner {
         }
     }
 
-    #[inline]
-    fn start(
-        &mut self,
-        command: IoCommand,
-        started_ns: u64,
-        lane: u16,
-        context: &mut IoContext,
-        scratch: &mut Scratch,
-    ) {
-        let progress = match command.operation {
-            Operation::FlushAll => Progress::FlushAll { next: 0 },
-            Operation::Deallocate(ranges) => Progress::Deallocate(ranges),
-            _ => Progress::Single,
-        };
-        let tag = command.tag;
-        self.flights[usize::from(tag.slot)] = Some(Flight { command, progress, started_ns, bounce: None });
-        self.advance(tag, lane, context, scratch);
-    }
-
-    /// Starts the next storage operation of a command, or ends it.
-    #[inline]
+    /// Takes the next step of a flight.
     fn advance(&mut self, tag: Tag, lane: u16, context: &mut IoContext, scratch: &mut Scratch) {
-        loop {
-            let Some(flight) = &mut self.flights[usize::from(tag.slot)] else { return };
-            let index = (flight.command.nsid as usize).wrapping_sub(1);
-            let submission = match &mut flight.progress {
-                Progress::Single => {
-                    let Some(Some(queue)) = self.queues.get_mut(index) else {
-                        self.done.push((tag, Status::NAMESPACE_NOT_READY));
-                        return;
-                    };
-                    submit_single(flight, queue, &self.view, token(lane, tag), context, scratch)
-                }
-                Progress::FlushAll { next } => match self.queues.get_mut(*next) {
-                    None => {
-                        self.done.push((tag, Status::SUCCESS));
-                        return;
-                    }
-                    Some(None) => {
-                        *next += 1;
-                        continue;
-                    }
-                    Some(Some(queue)) => {
-                        let command =
-                            StorageCommand::without_data(token(lane, tag), StorageOperation::Flush, 0, 0);
-                        let submission = queue.submit(context, &command);
-                        if submission != Submission::Busy {
-                            *next += 1;
-                        }
-                        Ok(submission)
-                    }
-                },
-                Progress::Deallocate(ranges) => {
-                    let before = *ranges;
-                    match (ranges.next_range(&self.view), self.queues.get_mut(index)) {
-                        (None, _) => {
-                            self.done.push((tag, Status::SUCCESS));
-                            return;
-                        }
-                        (Some(Err(status)), _) => Err(status),
-                        (Some(Ok(range)), Some(Some(queue))) => {
-                            let Range { offset_bytes, len_bytes } = range;
-                            let operation = StorageOperation::Deallocate;
-                            let command = StorageCommand::without_data(
-                                token(lane, tag),
-                                operation,
-                                offset_bytes,
-                                len_bytes,
-                            );
-                            let submission = queue.submit(context, &command);
-                            if submission == Submission::Busy {
-                                *ranges = before;
-                            }
-                            Ok(submission)
-                        }
-                        (Some(Ok(_)), _) => Err(Status::NAMESPACE_NOT_READY),
-                    }
-                }
-            };
-            match submission {
-                Ok(Submission::Queued) => return,
-                Ok(Submission::Busy) => {
-                    self.backlog.push(tag);
-                    return;
-                }
-                Ok(Submission::Complete(result)) => {
-                    if !self.storage_ended(tag, result) {
-                        return;
-                    }
-                }
-                Err(status) => {
-                    self.done.push((tag, status));
-                    return;
-                }
+        let place = &mut self.flights[usize::from(tag.slot)];
+        let Some(flight) = place else { return };
+        let mut work = Work { queues: &mut self.queues, view: &self.view, context, scratch };
+        match work.advance(flight, token(lane, tag)) {
+            Step::Done(status) => {
+                self.done.push(flight.ended(status));
+                *place = None;
             }
+            Step::Queued => {}
+            Step::Busy => self.backlog.push(tag),
         }
     }
 
@@ -463,35 +373,19 @@ impl GroupRunner {
         context: &mut IoContext,
         scratch: &mut Scratch,
     ) {
-        let known = self.flights.get(usize::from(tag.slot)).and_then(Option::as_ref);
-        if known.is_some_and(|flight| flight.command.tag == tag) && self.storage_ended(tag, result) {
-            self.advance(tag, lane, context, scratch);
+        let Some(place) = self.flights.get_mut(usize::from(tag.slot)) else { return };
+        let Some(flight) = place.as_mut().filter(|flight| flight.command.tag == tag) else { return };
+        let work = Work { queues: &mut self.queues, view: &self.view, context, scratch };
+        let status = work.operation_ended(flight, result);
+        // A reset doesn't wait for operations that haven't been started.
+        let status = status.or(self.group.is_resetting().then_some(Status::ABORT_REQUESTED));
+        match status {
+            Some(status) => {
+                self.done.push(flight.ended(status));
+                *place = None;
+            }
+            None => self.advance(tag, lane, context, scratch),
         }
-    }
-
-    /// Takes a storage's result; says whether the command goes on.
-    #[inline]
-    fn storage_ended(&mut self, tag: Tag, result: Result<(), StorageError>) -> bool {
-        let Some(flight) = &mut self.flights[usize::from(tag.slot)] else { return false };
-        let status = match result {
-            Err(error) => {
-                if matches!(error, StorageError::Io(_) | StorageError::NoSpace) {
-                    tracing::warn!(nsid = flight.command.nsid, %error, "storage error");
-                }
-                status_of(error, &flight.command.operation)
-            }
-            Ok(()) if !matches!(flight.progress, Progress::Single) && !self.group.is_resetting() => {
-                return true;
-            }
-            Ok(()) => match flight.bounce.take() {
-                Some(bounce) if matches!(flight.command.operation, Operation::Read(_)) => {
-                    bounce.deliver(&self.view)
-                }
-                _ => Status::SUCCESS,
-            },
-        };
-        self.done.push((tag, status));
-        false
     }
 
     /// Whether the guest may ring a doorbell without a sound, so that its poller may nap, but not sleep.
@@ -547,130 +441,23 @@ pub(super) fn split_token(token: u64) -> (u16, Tag) {
     ((token >> 48) as u16, Tag::from_u64(token & 0xffff_ffff_ffff))
 }
 
-/// Submits a command that is one storage operation.
+/// Posts the completions of everything that has ended.
 #[inline]
-fn submit_single(
-    flight: &mut Flight,
-    queue: &mut StorageQueue,
-    view: &MemoryView,
-    token: u64,
-    context: &mut IoContext,
-    scratch: &mut Scratch,
-) -> Result<Submission, Status> {
-    let (operation, transfer, access) = match flight.command.operation {
-        Operation::Read(transfer) => (StorageOperation::Read, transfer, Access::Write),
-        Operation::Write { transfer, fua } => (StorageOperation::Write { fua }, transfer, Access::Read),
-        Operation::Compare(transfer) => (StorageOperation::Compare, transfer, Access::Read),
-        operation => {
-            let Range { offset_bytes, len_bytes } = range_of(&operation);
-            let operation = match operation {
-                Operation::WriteZeroes { deallocate, fua, .. } => {
-                    StorageOperation::WriteZeroes { deallocate, fua }
-                }
-                Operation::Verify(_) => StorageOperation::Verify,
-                _ => StorageOperation::Flush,
-            };
-            let command = StorageCommand::without_data(token, operation, offset_bytes, len_bytes);
-            return Ok(queue.submit(context, &command));
-        }
-    };
-    if flight.bounce.is_none() {
-        match resolve(transfer, view, access, &mut scratch.pieces) {
-            Ok(()) => {}
-            Err(NotResolved::Refused(status)) => return Err(status),
-            Err(NotResolved::MessageOnly) => flight.bounce = Some(Bounce::new(transfer, view, access)?),
-        }
-    }
-    if let Some(bounce) = &mut flight.bounce {
-        scratch.pieces.clear();
-        let base = bounce.buffer.as_mut_ptr().cast();
-        scratch.pieces.push(libc::iovec { iov_base: base, iov_len: bounce.buffer.len() });
-    }
-    #[expect(unsafe_code, reason = "the one place where guest memory is lent to a storage")]
-    // SAFETY: every piece lies in a mapping of `view`'s map, which this runner keeps until it has paused (nothing
-    // in flight), or in the flight's own bounce buffer, which lives until the command has ended.
-    let command = unsafe {
-        StorageCommand::new(
-            token,
-            operation,
-            transfer.offset_bytes,
-            u64::from(transfer.len_bytes),
-            &scratch.pieces,
-        )
-    };
-    Ok(queue.submit(context, &command))
-}
-
-/// Why a command's guest memory has no pieces in this process.
-enum NotResolved {
-    /// The command ends with that status.
-    Refused(Status),
-    /// It has to be copied by messages.
-    MessageOnly,
-}
-
-impl From<ResolveError> for NotResolved {
-    fn from(error: ResolveError) -> Self {
-        match error {
-            ResolveError::Dma(error) => Self::Refused(error.into()),
-            ResolveError::MessageOnly => Self::MessageOnly,
-        }
-    }
-}
-
-/// Walks a command's data pointer and finds its pieces in this process.
-#[inline]
-fn resolve(
-    mut transfer: Transfer,
-    view: &MemoryView,
-    access: Access,
-    pieces: &mut Vec<libc::iovec>,
-) -> Result<(), NotResolved> {
-    pieces.clear();
-    while let Some(segment) = transfer.segments.next_segment(view) {
-        let Segment { address, len_bytes, bit_bucket } = segment.map_err(NotResolved::Refused)?;
-        if bit_bucket {
-            let iov_base = std::ptr::null_mut();
-            pieces.push(libc::iovec { iov_base, iov_len: len_bytes as usize });
-        } else {
-            view.resolve(address, len_bytes as usize, access, &mut |base, len| {
-                pieces.push(libc::iovec { iov_base: base.cast(), iov_len: len });
-            })?;
-        }
-    }
-    Ok(())
-}
-
-impl Bounce {
-    /// A buffer for `transfer`; for a write with the guest's data in it.
-    #[cold]
-    fn new(mut transfer: Transfer, view: &MemoryView, access: Access) -> Result<Self, Status> {
-        let mut segments = Vec::new();
-        while let Some(segment) = transfer.segments.next_segment(view) {
-            segments.push(segment?);
-        }
-        let mut buffer = vec![0; transfer.len_bytes as usize].into_boxed_slice();
-        if access == Access::Read {
-            let mut rest = &mut buffer[..];
-            for segment in &segments {
-                let (piece, later) = rest.split_at_mut(segment.len_bytes as usize);
-                view.read(segment.address, piece)?;
-                rest = later;
+fn finish_done(group: &mut Group, view: &MemoryView, done: &mut Vec<Ended>, latencies: &mut Vec<Latency>) {
+    let mut ended_ns = 0;
+    for Ended { tag, status, sqid, started_ns } in done.drain(..) {
+        if started_ns != 0 {
+            if ended_ns == 0 {
+                ended_ns = now_ns();
             }
-        }
-        Ok(Self { buffer, segments })
-    }
-
-    /// Writes what was read to guest memory.
-    fn deliver(&self, view: &MemoryView) -> Status {
-        let mut rest = &self.buffer[..];
-        for segment in &self.segments {
-            let (piece, later) = rest.split_at(segment.len_bytes as usize);
-            if !segment.bit_bucket && view.write(segment.address, piece).is_err() {
-                return Status::DATA_TRANSFER_ERROR;
+            let sqid = usize::from(sqid);
+            if latencies.len() <= sqid {
+                latencies.resize(sqid + 1, Latency::new());
             }
-            rest = later;
+            latencies[sqid].record(ended_ns.saturating_sub(started_ns), 1);
         }
-        Status::SUCCESS
+        match group.complete(view, tag, status) {
+            Completed::Posted | Completed::Dropped | Completed::Stale => {}
+        }
     }
 }

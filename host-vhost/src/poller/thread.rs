@@ -11,7 +11,8 @@ use rustix::event::Timespec;
 use rustix::event::epoll;
 
 use super::idle::{Idle, Rest, now_ns};
-use super::runner::{GroupRunner, Scratch, split_token};
+use super::runner::{GroupRunner, split_token};
+use super::work::Scratch;
 use crate::mailbox::Mailbox;
 use crate::storage::{IoContext, IoContextConfig, OpenError, StorageError};
 
