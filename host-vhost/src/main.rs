@@ -2,6 +2,7 @@
 
 mod command;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -9,8 +10,13 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = command::Cli::parse();
-    let filter = EnvFilter::try_from_env("DOORBELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let filter = EnvFilter::try_from_env("DOORBELL_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

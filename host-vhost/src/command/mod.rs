@@ -32,6 +32,11 @@ enum Command {
 }
 
 impl Cli {
+    /// What is logged unless a person says otherwise.
+    pub(crate) fn log_level(&self) -> &'static str {
+        if matches!(self.command, Command::Demo(_)) { "warn" } else { "info" }
+    }
+
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Serve(serve) => serve.run(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::load::{Job, LoadError, Outcome, Pointer, Random, run as run_load};
-use super::tables::{DEPTHS, MethodRow, SizeRow, print_methods, print_sizes};
+use super::tables::{DEPTHS, MethodRow, NULL_DEPTHS, SizeRow, print_methods, print_null, print_sizes};
 use crate::client::memory::ClientMemory;
 use crate::client::nvme::{DoorbellMode as Method, DriverError, Nvme};
 use crate::client::queue::{DataPointer, DriverCommand, QueuePair, ShadowRule};
@@ -73,9 +73,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(socket: &Path, doorbells: DoorbellMode) -> Result<Self, DemoError> {
-        let ram = NamespaceSpec::new(StorageConfig::Ram { size_bytes: NAMESPACE_BYTES });
-        let mut config = DeviceConfig::new(socket.to_owned(), vec![ram]);
+    fn start(socket: &Path, doorbells: DoorbellMode, storage: StorageConfig) -> Result<Self, DemoError> {
+        let mut config = DeviceConfig::new(socket.to_owned(), vec![NamespaceSpec::new(storage)]);
         config.doorbells = doorbells;
         let server = Server::start(config)?;
         let memory = ClientMemory::new(MEMORY_IOVA, MEMORY_BYTES, false)
@@ -117,12 +116,13 @@ pub fn run(seconds: f64) -> Result<(), DemoError> {
 }
 
 fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
-    // 32 cells of the first table and 6 of the second, and two copies for each size.
-    let cell = Duration::from_secs_f64((seconds / 44.0).max(0.01));
+    // 32 cells of the first table, 5 of the second, 6 of the third, and two copies for each size.
+    let cell = Duration::from_secs_f64((seconds / 49.0).max(0.01));
     let mut rows = Vec::new();
 
     let socket = folder.join("shadow.sock");
-    let mut bench = Bench::start(&socket, DoorbellMode::Shadow)?;
+    let ram = StorageConfig::Ram { size_bytes: NAMESPACE_BYTES };
+    let mut bench = Bench::start(&socket, DoorbellMode::Shadow, ram.clone())?;
     introduce(&mut bench, &socket)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Message, false)?;
     verify(&bench, &mut queue)?;
@@ -137,10 +137,11 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
     drop((queue, bench));
 
     let socket = folder.join("mapped.sock");
-    let mut bench = Bench::start(&socket, DoorbellMode::Mapped)?;
+    let mut bench = Bench::start(&socket, DoorbellMode::Mapped, ram)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     rows.insert(1, measure_method(&bench, &mut queue, "register, mapped", cell)?);
     print_methods(&rows);
+    print_null(&measure_null(folder, cell)?);
 
     let mut sizes = Vec::new();
     for len_bytes in [128 << 10, 512 << 10, 1 << 20] {
@@ -181,11 +182,11 @@ fn introduce(bench: &mut Bench, socket: &Path) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Writes a pattern over 64 MiB, reads it back into other memory, by PRP and by SGL, and compares every byte.
+/// Writes a pattern over the whole namespace, reads it back into other memory, by PRP and by SGL, and compares every byte.
 fn verify(bench: &Bench, queue: &mut QueuePair) -> Result<(), DemoError> {
     const PIECE: u32 = 128 << 10;
-    const PIECES: u64 = 512;
-    progress("writing and verifying 64 MiB");
+    const PIECES: u64 = NAMESPACE_BYTES / PIECE as u64;
+    progress("writing and verifying the whole namespace");
     let memory = bench.nvme.memory();
     let (source, target) = (bench.buffers, bench.buffers + u64::from(PIECE));
     let mut expected = vec![0; PIECE as usize];
@@ -219,7 +220,7 @@ fn verify(bench: &Bench, queue: &mut QueuePair) -> Result<(), DemoError> {
             }
         }
     }
-    println!("\rWrote 64 MiB and read them back byte for byte, by PRP and by SGL.          ");
+    println!("\rWrote the whole namespace and read it back byte for byte, by PRP and by SGL.");
     Ok(())
 }
 
@@ -267,6 +268,20 @@ fn measure_method(
     let [reads, writes] = rates;
     let register_writes = register_writes as f64 * 1000.0 / commands.max(1) as f64;
     Ok(MethodRow { name, reads, writes, register_writes })
+}
+
+/// The protocol alone: a namespace that moves no data, polled on both sides.
+fn measure_null(folder: &Path, cell: Duration) -> Result<Vec<f64>, DemoError> {
+    let null = StorageConfig::Null { size_bytes: NAMESPACE_BYTES };
+    let mut bench = Bench::start(&folder.join("null.sock"), DoorbellMode::Mapped, null)?;
+    let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
+    let mut rates = Vec::new();
+    for depth in NULL_DEPTHS {
+        progress(&format!("no data, mapped doorbells: depth {depth}"));
+        let job = Job { depth, duration: cell, ..JOB };
+        rates.push(bench.measure(&mut queue, "no data", &job)?.rate());
+    }
+    Ok(rates)
 }
 
 /// What the machine itself needs to copy `len_bytes` out of a large memory, in pieces of `piece_bytes` that

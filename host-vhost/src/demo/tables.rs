@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Depths of the first table.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
 
+/// Depths of the table without data.
+pub(super) const NULL_DEPTHS: [u32; 5] = [1, 4, 16, 64, 128];
+
 /// One way to ring doorbells, measured.
 #[derive(Clone, Debug)]
 pub(super) struct MethodRow {
@@ -46,6 +49,15 @@ pub(super) fn print_methods(rows: &[MethodRow]) {
         }
         println!("{:>18}", format!("{:.1} per 1000", row.register_writes));
     }
+}
+
+/// Prints commands a second of a namespace that moves no data.
+pub(super) fn print_null(rates: &[f64]) {
+    println!("\nThe protocol alone (a null namespace, mapped doorbells), thousand commands a second:");
+    for (rate, depth) in rates.iter().zip(NULL_DEPTHS) {
+        print!("   qd {depth}: {:.0}", rate / 1e3);
+    }
+    println!();
 }
 
 /// Prints the time of one large read by PRP and by SGL beside the machine's own copy.
