@@ -22,6 +22,7 @@
 //!   features, log pages, asynchronous events and namespaces. It is never on the I/O path.
 //! * [`QueueGroup`](group::QueueGroup) owns I/O completion queues and every I/O submission queue that names
 //!   one of them. One thread owns a group by `&mut`, so the I/O path has no lock and no atomic of its own.
+//! * [`ConfigSpace`](pci::ConfigSpace) is the PCI configuration space that goes with it.
 //! * The two share no memory. They exchange the small `Copy` values of [`message`], which the host carries.
 //! * Inputs are `handle_*` and `write_*`, outputs are `poll_*`; guest memory ([`memory::DmaMemory`]) and the
 //!   doorbell registers ([`doorbell::Registers`]) are arguments. Time, threads and storage belong to hosts.

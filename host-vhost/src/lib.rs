@@ -7,6 +7,7 @@
 //! | [`device`] | one device: its control thread with the core's controller, and what its threads share |
 //! | [`poller`] | the threads that own queue groups and do the I/O |
 //! | [`storage`] | media behind namespaces |
+//! | [`client`] | the other side: a vfio-user client and an NVMe driver, for the demo and for tests |
 //! | [`ctl`] | the control socket: counters, namespaces at run time |
 //!
 //! A command's way: the guest rings a doorbell (a store into a mapped page, a shadow, or a message), a poller
@@ -14,7 +15,9 @@
 //! posts the completion, the poller writes one eventfd for the whole batch. No lock, no allocation and no system
 //! call belong to a single command.
 
+pub mod client;
 pub mod ctl;
+pub mod demo;
 pub mod device;
 pub mod doorbell_page;
 pub mod interrupt;

@@ -86,10 +86,17 @@ impl std::fmt::Display for NamespaceSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut text = String::new();
         match &self.storage {
+            // Written so that it can be read again: the control socket carries namespaces as text.
             StorageConfig::Null { size_bytes } => write!(text, "null={size_bytes}")?,
             StorageConfig::Ram { size_bytes } => write!(text, "ram={size_bytes}")?,
-            StorageConfig::File { path, read_only, .. } => {
-                write!(text, "file={}{}", path.display(), if *read_only { ",read-only" } else { "" })?;
+            StorageConfig::File { path, read_only, direct } => {
+                write!(text, "file={}", path.display())?;
+                text.push_str(if *read_only { ",read-only" } else { "" });
+                text.push_str(match direct {
+                    Direct::Auto => "",
+                    Direct::On => ",direct=on",
+                    Direct::Off => ",direct=off",
+                });
             }
             StorageConfig::Qcow2 { path, read_only } => {
                 write!(text, "qcow2={}{}", path.display(), if *read_only { ",read-only" } else { "" })?;

@@ -47,8 +47,10 @@ emulated() {
 no_complaint() {
     expected=${1:-^$}
     emulated && expected="$expected|Ignoring bogus Namespace Identifiers"
-    complaints=$(dmesg | grep -v -E "$expected" |
-        grep -i -E 'nvme.*(polled|time.?out|timed|abort|fail|error|invalid|bogus|unsupported|disabl|remov|missing|not ready|reset)|WARNING:|BUG:|Oops|Call Trace|blocked for more|DMAR|AER:' || true)
+    about_nvme='nvme.*(polled|time.?out|timed|abort|fail|error|invalid|bogus|unsupported|disabl|remov|missing|not ready|reset)'
+    about_itself='WARNING: |BUG: |Oops: |Call Trace:|blocked for more|DMAR: |AER: |soft lockup|nobody cared|Disabling IRQ|rcu.*stall'
+    dmesg | grep -v -E "$expected" >/tmp/messages
+    complaints=$({ grep -i -E "$about_nvme" /tmp/messages; grep -E "$about_itself" /tmp/messages; } || true)
     [ -z "$complaints" ] || fail "the kernel complains:
 $complaints"
 }

@@ -30,12 +30,13 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     pub fn poll(&mut self, memory: &impl DmaMemory, registers: &Registers, now_ns: u64) -> bool {
         self.smart.tick(now_ns);
         self.advance(memory, registers);
-        if !self.is_executing() {
-            return false;
-        }
+        // Also after a shutdown: the head lowers a pin-based interrupt.
         if let Some(admin) = &mut self.admin {
             let polled = admin.poll_head(memory, registers);
             self.admin_queue_result(polled);
+        }
+        if !self.is_executing() {
+            return false;
         }
         self.finish_pending(memory, registers);
         for _ in 0..COMMANDS_PER_POLL {

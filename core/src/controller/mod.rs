@@ -239,7 +239,10 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         }
         self.groups.set_under_way(group, UnderWay::Nothing);
         match under_way {
-            UnderWay::Namespace(index) => self.namespace_answered(group, index),
+            UnderWay::Namespace(index) => {
+                let failed = matches!(reply, GroupReply::Failed(_));
+                self.namespace_answered(group, index, failed);
+            }
             UnderWay::Command => {
                 self.groups.command_sent.remove(group);
                 if let Some(pending) = &mut self.pending {

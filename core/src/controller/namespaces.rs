@@ -389,7 +389,14 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.namespaces.take_report()
     }
 
-    pub(super) fn namespace_answered(&mut self, group: u16, index: u16) {
+    /// `group` has answered for the namespace at `index`. A group that can't take a namespace (its table is
+    /// smaller than the controller's) has it removed again everywhere.
+    pub(super) fn namespace_answered(&mut self, group: u16, index: u16, failed: bool) {
+        let nsid = u32::from(index).saturating_add(1);
+        if failed {
+            // Where it was being removed already there is nothing to undo.
+            let _ = self.remove_namespace(nsid);
+        }
         match self.namespaces.answered(group, index) {
             Some(NamespaceChange::Added { nsid } | NamespaceChange::Resized { nsid }) => {
                 self.namespace_changed(nsid);

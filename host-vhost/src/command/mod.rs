@@ -2,6 +2,7 @@
 
 mod demo;
 mod namespace;
+mod namespace_args;
 mod serve;
 mod stat;
 

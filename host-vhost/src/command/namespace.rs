@@ -9,6 +9,8 @@ use doorbell_vhost::ctl::protocol::{Answer, Command};
 use doorbell_vhost::namespace_spec::NamespaceSpec;
 use doorbell_vhost::storage::parse_size;
 
+use super::namespace_args::NamespaceArgs;
+
 #[derive(Debug, Args)]
 pub(crate) struct Namespace {
     #[command(subcommand)]
@@ -21,8 +23,8 @@ enum Action {
     Add {
         /// The device's socket, as given to `doorbell serve`.
         socket: PathBuf,
-        /// What it holds: ram=64M, file=disk.img,block=4096,read-only, ...
-        spec: NamespaceSpec,
+        #[command(flatten)]
+        namespaces: NamespaceArgs,
     },
     /// Remove a namespace, once its commands have ended.
     Remove {
@@ -45,18 +47,22 @@ enum Action {
 
 impl Namespace {
     pub(crate) fn run(self) -> Result<()> {
-        let (socket, command, done) = match self.action {
-            Action::Add { socket, spec } => {
-                (socket, Command::NamespaceAdd { spec: spec.to_string() }, "added")
+        let (socket, commands, done) = match self.action {
+            Action::Add { socket, namespaces } => {
+                let specs = namespaces.specs()?;
+                let add = |spec: &NamespaceSpec| Command::NamespaceAdd { spec: spec.to_string() };
+                (socket, specs.iter().map(add).collect(), "added")
             }
-            Action::Remove { socket, nsid } => (socket, Command::NamespaceRemove { nsid }, "removed"),
+            Action::Remove { socket, nsid } => (socket, vec![Command::NamespaceRemove { nsid }], "removed"),
             Action::Resize { socket, nsid, size } => {
-                (socket, Command::NamespaceResize { nsid, size_bytes: size }, "resized")
+                (socket, vec![Command::NamespaceResize { nsid, size_bytes: size }], "resized")
             }
         };
-        match ask(&socket, command)? {
-            Answer::Namespace { nsid } => println!("namespace {nsid} {done}"),
-            Answer::Stat(_) => bail!("the server answered another question; is it of another version?"),
+        for command in commands {
+            match ask(&socket, command)? {
+                Answer::Namespace { nsid } => println!("namespace {nsid} {done}"),
+                Answer::Stat(_) => bail!("the server answered another question; is it of another version?"),
+            }
         }
         Ok(())
     }

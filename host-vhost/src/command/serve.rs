@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use doorbell_vhost::device::{DeviceConfig, DoorbellMode, Endpoint, Server};
-use doorbell_vhost::namespace_spec::NamespaceSpec;
-use doorbell_vhost::storage::{Direct, StorageConfig, parse_size};
+use doorbell_vhost::storage::parse_size;
+
+use super::namespace_args::NamespaceArgs;
 
 /// How doorbells reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -16,16 +17,6 @@ enum Doorbells {
     Mapped,
     /// No mapping: shadow doorbells, and a message only when the device sleeps. No CPU when idle.
     Shadow,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DirectMode {
-    /// Where the file system takes it.
-    Auto,
-    /// Or fail.
-    On,
-    /// Through the page cache.
-    Off,
 }
 
 #[derive(Debug, Args)]
@@ -37,30 +28,8 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", conflicts_with = "socket")]
     fd: Option<RawFd>,
 
-    /// A namespace that moves no data, for measuring the protocol.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    null: Vec<u64>,
-    /// A namespace in memory; its contents end with the process.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    ram: Vec<u64>,
-    /// A namespace in a raw image file or block device.
-    #[arg(long, value_name = "PATH")]
-    file: Vec<PathBuf>,
-    /// A namespace in a qcow2 image.
-    #[arg(long, value_name = "PATH")]
-    qcow2: Vec<PathBuf>,
-    /// A namespace with options: ram=1G,block=4096 or file=disk.img,read-only,direct=off; repeatable.
-    #[arg(long, value_name = "SPEC")]
-    namespace: Vec<NamespaceSpec>,
-    /// Logical block size of the namespaces that don't say it themselves: 512 or 4096.
-    #[arg(long, value_name = "BYTES", default_value_t = 512)]
-    block_size: u32,
-    /// Refuse writes to --file and --qcow2.
-    #[arg(long)]
-    read_only: bool,
-    /// O_DIRECT for --file.
-    #[arg(long, value_enum, default_value = "auto")]
-    direct: DirectMode,
+    #[command(flatten)]
+    namespaces: NamespaceArgs,
 
     /// Poller threads.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -73,7 +42,7 @@ pub(crate) struct Serve {
     doorbells: Doorbells,
 
     /// I/O queue pairs that are offered, 1 to 64.
-    #[arg(long, value_name = "N", default_value_t = 63, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
     /// Entries of a queue at most, 2 to 65536.
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=65536))]
@@ -127,7 +96,7 @@ fn parse_mdts(text: &str) -> Result<u64, String> {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
-        let namespaces = self.namespaces()?;
+        let namespaces = self.namespaces.specs()?;
         let cpus = self.cpus()?;
         let endpoint = match (self.socket, self.fd) {
             (Some(path), _) => Endpoint::Path(path),
@@ -151,33 +120,6 @@ impl Serve {
             state: self.state,
         };
         Server::start(config)?.run_until_signal().context("serving failed")
-    }
-
-    fn namespaces(&self) -> Result<Vec<NamespaceSpec>> {
-        if !matches!(self.block_size, 512 | 4096) {
-            bail!("--block-size {} is neither 512 nor 4096", self.block_size);
-        }
-        let direct = match self.direct {
-            DirectMode::Auto => Direct::Auto,
-            DirectMode::On => Direct::On,
-            DirectMode::Off => Direct::Off,
-        };
-        let read_only = self.read_only;
-        let mut storages: Vec<StorageConfig> = Vec::new();
-        storages.extend(self.null.iter().map(|&size_bytes| StorageConfig::Null { size_bytes }));
-        storages.extend(self.ram.iter().map(|&size_bytes| StorageConfig::Ram { size_bytes }));
-        let file = |path: &PathBuf| StorageConfig::File { path: path.clone(), read_only, direct };
-        storages.extend(self.file.iter().map(file));
-        storages.extend(self.qcow2.iter().map(|path| StorageConfig::Qcow2 { path: path.clone(), read_only }));
-        let plain =
-            storages.into_iter().map(|storage| NamespaceSpec { storage, block_bytes: self.block_size });
-        let namespaces: Vec<_> = plain.chain(self.namespace.iter().cloned()).collect();
-        if namespaces.is_empty() {
-            bail!(
-                "nothing to serve: give --ram 1G, --file disk.img, --qcow2 disk.qcow2, --null 1T or --namespace SPEC"
-            );
-        }
-        Ok(namespaces)
     }
 
     /// One processor for each poller, or none at all.

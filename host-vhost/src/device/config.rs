@@ -61,7 +61,7 @@ impl DeviceConfig {
             pollers: 1,
             cpus: Vec::new(),
             doorbells: DoorbellMode::Mapped,
-            queues: 63,
+            queues: 64,
             queue_entries: 1024,
             vectors: 64,
             mdts_bytes: 1 << 20,

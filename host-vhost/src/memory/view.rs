@@ -9,7 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 
 use doorbell_core::memory::{Access, DmaError, DmaMemory};
 
@@ -21,8 +21,8 @@ const GRANULE_SHIFT: u32 = 21;
 
 const ENTRIES: usize = 32;
 
-/// Copies up to this length are made of single accesses.
-const SMALL_BYTES: usize = 64;
+/// Aligned copies up to this length are made of single accesses.
+const SMALL_BYTES: usize = 16;
 
 /// The region that an address was found in. Sizes are 0 where the right is missing, so nothing fits.
 #[derive(Clone, Copy, Debug)]
@@ -465,6 +465,8 @@ unsafe fn copy_from(host: *const u8, buffer: &mut [u8]) {
     } else {
         // SAFETY: the caller's promise; `buffer` is ours alone, so they don't overlap.
         unsafe { std::ptr::copy_nonoverlapping(host, buffer.as_mut_ptr(), len) };
+        // The compiler must not read guest memory again in the place of the copy.
+        compiler_fence(Ordering::SeqCst);
     }
 }
 

@@ -332,7 +332,9 @@ mod tests {
     /// must hold the new data.
     #[test]
     fn read_modify_write_does_not_undo_a_write_beside_it() {
-        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("directory");
+        // Beside the test itself, since a temporary directory may be in memory.
+        let program = std::env::current_exe().expect("this test");
+        let directory = tempfile::tempdir_in(program.parent().expect("folder")).expect("directory");
         let path = directory.path().join("disk.img");
         std::fs::write(&path, [0; 16384]).expect("image");
         let image = Image::open(&path, false, "").expect("open");

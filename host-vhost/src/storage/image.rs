@@ -64,12 +64,9 @@ impl Image {
 /// A process that was killed with I/O in flight lets go of its files only when the kernel has
 /// finished that I/O, in the background. That is as it should be (a late write must not land under a
 /// new owner), but whoever restarts at once has to wait a little.
-fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
+pub(super) fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: a plain structure of numbers, for which zero is a value.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    let whole = whole_file(kind);
     let start = Instant::now();
     loop {
         // SAFETY: fcntl reads one flock, which lives on our stack.
@@ -89,6 +86,21 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), OpenError> {
             }
         }
     }
+}
+
+/// Lets go of the lock and keeps the file open.
+pub(super) fn unlock(file: &File) {
+    let whole = whole_file(libc::F_UNLCK);
+    // SAFETY: fcntl reads one flock, which lives on our stack.
+    let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+}
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    // SAFETY: a plain structure of numbers, for which zero is a value.
+    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
+    whole.l_type = kind as libc::c_short;
+    whole.l_whence = libc::SEEK_SET as libc::c_short;
+    whole
 }
 
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);

@@ -49,10 +49,13 @@ struct Qcow2Image {
     path: PathBuf,
     /// The same open file description as imago's: keeps the lock while we close.
     held: File,
+    /// Data lives in another file.
+    external_data: bool,
 }
 
-/// Worker threads of an image.
-const WORKERS: usize = 4;
+/// Worker threads of an image: more of them mostly wait for imago's locks, and settle fewer writes
+/// together.
+const WORKERS: usize = 2;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -76,6 +79,7 @@ impl Qcow2Storage {
             .write(!read_only)
             .open(PermissiveImplicitOpenGate::default())
             .map_err(|error| failed("open it as qcow2", error))?;
+        let external_data = image.requires_external_data_file();
         let access = FormatAccess::new(image);
         let size_bytes = access.size() / SECTOR_BYTES * SECTOR_BYTES;
         if size_bytes == 0 {
@@ -88,6 +92,7 @@ impl Qcow2Storage {
             lost_flush: LostFlush::default(),
             path: path.into(),
             held,
+            external_data,
         });
         let pool = Arc::new(WorkerPool::new("qcow2-worker", WORKERS, &image)?);
         Ok(Self { image, pool })
@@ -160,9 +165,17 @@ impl Qcow2Image {
         if self.limits.read_only {
             return Ok(());
         }
-        let access = self.shared();
-        let result = access.flush().and_then(|()| access.sync()).map_err(StorageError::from);
+        let result = self.flush_and_sync().map_err(StorageError::from);
         self.lost_flush.note(result, &self.path)
+    }
+
+    fn flush_and_sync(&self) -> io::Result<()> {
+        self.shared().flush()?;
+        if self.external_data {
+            return self.shared().sync();
+        }
+        // On our own descriptor: imago would hold up every read and write meanwhile.
+        self.held.sync_data()
     }
 
     /// Reads piece by piece.

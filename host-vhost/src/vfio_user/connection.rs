@@ -216,14 +216,10 @@ impl Connection {
         self.shared.drain(&mut sender).inspect_err(|lost| self.shared.lose(*lost))
     }
 
-    /// What to poll the socket for.
+    /// What to poll the socket for: something to read, or while the peer leaves messages unread, for room.
     #[must_use]
     pub fn interest(&self) -> PollFlags {
-        if lock(&self.shared.sender).backlog.is_empty() {
-            PollFlags::IN
-        } else {
-            PollFlags::IN | PollFlags::OUT
-        }
+        if self.is_backlogged() { PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Whether commands came in during a call and wait for [`Connection::try_receive`], although the socket

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use serde_json::{Map, Value};
 
-use super::protocol::{MAX_DATA_BYTES, MAX_MESSAGE_FDS};
+use super::protocol::{MAX_DATA_BYTES, MAX_MESSAGE_FDS, MAX_SOCKET_FDS};
 use crate::memory::MAX_REGIONS;
 
 /// What a peer said it can do, with the specification's defaults for what it left out.
@@ -101,7 +101,7 @@ impl Capabilities {
     #[must_use]
     pub fn client_json() -> String {
         serde_json::json!({ "capabilities": {
-            "max_msg_fds": MAX_MESSAGE_FDS,
+            "max_msg_fds": MAX_SOCKET_FDS,
             "max_data_xfer_size": MAX_DATA_BYTES,
             "max_dma_maps": MAX_REGIONS,
             "pgsizes": 4096,

@@ -7,11 +7,15 @@ mod events;
 mod lifecycle;
 mod namespaces;
 mod queues;
+mod random;
 mod registers;
+mod whole;
 
 use std::sync::atomic::AtomicU32;
 
 use super::*;
+use crate::command::IoCommand;
+use crate::group::{GroupConfig, QueueGroup};
 use crate::message::GroupReply;
 use crate::spec::queue_entry::CompletionQueueEntry;
 use crate::testing::{FakeGroup, RamMemory};
@@ -94,6 +98,11 @@ struct Bench {
     memory: RamMemory,
     registers: Vec<AtomicU32>,
     groups: [FakeGroup; 2],
+    /// Groups that really work, in place of the others where there are any.
+    real: Vec<QueueGroup<64, 32, 16>>,
+    /// Commands that real groups gave out; where `hold_io` is set they aren't completed.
+    in_flight: Vec<(u16, IoCommand)>,
+    hold_io: bool,
     now_ns: u64,
     tail: u32,
     head: u32,
@@ -116,6 +125,9 @@ impl Bench {
             memory: RamMemory::new(0, RAM_BYTES),
             registers: (0..1024).map(|_| AtomicU32::new(0)).collect(),
             groups: [FakeGroup::default(), FakeGroup::default()],
+            real: Vec::new(),
+            in_flight: Vec::new(),
+            hold_io: false,
             now_ns: 0,
             tail: 0,
             head: 0,
@@ -183,9 +195,13 @@ impl Bench {
         for _ in 0..1_000 {
             let mut moved = self.poll();
             while let Some((group, request)) = self.controller.poll_group_request() {
-                self.groups[usize::from(group)].handle_request(request);
+                match self.real.get_mut(usize::from(group)) {
+                    Some(real) => real.handle_request(&self.memory, &self.registers, request),
+                    None => self.groups[usize::from(group)].handle_request(request),
+                }
                 moved = true;
             }
+            moved |= self.run_real_groups();
             for (group, fake) in (0..).zip(&mut self.groups) {
                 while let Some(reply) = fake.poll_reply() {
                     self.controller.handle_group_message(group, GroupMessage::Reply(reply));
@@ -204,6 +220,27 @@ impl Bench {
             }
         }
         panic!("the controller never comes to rest");
+    }
+
+    fn run_real_groups(&mut self) -> bool {
+        let mut moved = false;
+        for (index, group) in (0..).zip(&mut self.real) {
+            while let Some(command) = group.poll_command(&self.memory, &self.registers) {
+                self.in_flight.push((index, command));
+                moved = true;
+            }
+            if !self.hold_io {
+                for (_, command) in self.in_flight.extract_if(.., |(owner, _)| *owner == index) {
+                    let _completed = group.complete(&self.memory, command.tag, Status::SUCCESS);
+                    moved = true;
+                }
+            }
+            while let Some(message) = group.poll_message() {
+                self.controller.handle_group_message(index, message);
+                moved = true;
+            }
+        }
+        moved
     }
 
     fn reply(&mut self, group: u16, reply: GroupReply) {
