@@ -168,6 +168,9 @@ fn full_cq_stops_fetching_and_its_head_wakes_every_queue_on_it() {
                 pair.create_sq(qid, 1, 16);
             }
             pair.configure_shadow(rule);
+            // EventIdx is behind the head from here on, no longer at it as the buffers were seeded.
+            flush_many(&mut pair, 1, 10);
+            pair.asleep = false;
             for qid in 1..=queues {
                 for _ in 0..5 {
                     pair.submit(qid, flush(1));

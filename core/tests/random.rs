@@ -14,6 +14,12 @@ use doorbell_core::testing::sgl::{self, Descriptor};
 use doorbell_core::testing::{CountingMemory, Pair, RamMemory, Ring, ShadowRule, Storage};
 use proptest::prelude::*;
 
+/// `PROPTEST_CASES` or this many.
+fn cases(cases: u32) -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 /// What happens next between a driver and the device.
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -135,7 +141,7 @@ fn play(steps: &[Step], sizes: [u32; 2], shadow_at: Option<usize>, posted: bool,
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(400))]
 
     /// Field case 4: any mix of ways, on every doorbell.
     #[test]
@@ -253,7 +259,7 @@ fn place(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(150))]
 
     /// The walk against a model of its own: every byte is where the driver said, and no other byte is touched.
     #[test]
@@ -325,7 +331,7 @@ fn attack() -> impl Strategy<Value = Attack> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(400))]
 
     /// Random entries, doorbells, memory and requests: no panic, and every call touches memory boundedly often.
     #[test]
