@@ -72,6 +72,8 @@ impl Random {
 
 /// Turns between two looks at the clock.
 const TURNS_PER_LOOK: u32 = 64;
+/// Turns without a completion after which the load generator gives way to others.
+const TURNS_BEFORE_YIELD: u32 = 2000;
 /// How long nothing may complete.
 const STUCK: Duration = Duration::from_secs(2);
 
@@ -87,6 +89,7 @@ pub(super) fn run(queue: &mut QueuePair, buffers: u64, job: &Job) -> Result<Outc
     let start = Instant::now();
     let mut commands = 0u64;
     let mut turns = 0u32;
+    let mut idle_turns = 0u32;
     let mut stopping = false;
     let mut last_progress = start;
     loop {
@@ -115,8 +118,16 @@ pub(super) fn run(queue: &mut QueuePair, buffers: u64, job: &Job) -> Result<Outc
             }
         })?;
         commands += collected as u64;
-        if collected == 0 {
-            std::hint::spin_loop();
+        if collected > 0 {
+            idle_turns = 0;
+        } else {
+            idle_turns += 1;
+            // The server may have been left without a processor.
+            if idle_turns > TURNS_BEFORE_YIELD {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
         }
         turns = turns.wrapping_add(1);
         if turns.is_multiple_of(TURNS_PER_LOOK) || stopping {

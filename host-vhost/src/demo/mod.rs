@@ -4,6 +4,7 @@
 //! Everything is measured in one run on this machine; server and driver are threads of one process that share
 //! nothing but the socket and what is passed through it.
 
+mod cpus;
 mod load;
 mod session;
 mod tables;

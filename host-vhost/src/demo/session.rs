@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::cpus::Cpus;
 use super::load::{Job, LoadError, Outcome, Pointer, Random, run as run_load};
 use super::tables::{DEPTHS, MethodRow, NULL_DEPTHS, SizeRow, print_methods, print_null, print_sizes};
 use crate::client::memory::ClientMemory;
@@ -73,10 +74,19 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(socket: &Path, doorbells: DoorbellMode, storage: StorageConfig) -> Result<Self, DemoError> {
+    fn start(
+        cpus: &Cpus,
+        socket: &Path,
+        doorbells: DoorbellMode,
+        storage: StorageConfig,
+    ) -> Result<Self, DemoError> {
         let mut config = DeviceConfig::new(socket.to_owned(), vec![NamespaceSpec::new(storage)]);
         config.doorbells = doorbells;
+        config.cpus = cpus.poller().into_iter().collect();
+        // The server's other threads inherit where this one may run.
+        cpus.run_anywhere();
         let server = Server::start(config)?;
+        cpus.run_on_first();
         let memory = ClientMemory::new(MEMORY_IOVA, MEMORY_BYTES, false)
             .map_err(|errno| DemoError::System { what: "make the driver's memory", source: errno.into() })?;
         let mut nvme = Nvme::new(Client::connect(socket)?, memory)?;
@@ -119,10 +129,11 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
     // 32 cells of the first table, 5 of the second, 6 of the third, and two copies for each size.
     let cell = Duration::from_secs_f64((seconds / 49.0).max(0.01));
     let mut rows = Vec::new();
+    let cpus = Cpus::new();
 
     let socket = folder.join("shadow.sock");
     let ram = StorageConfig::Ram { size_bytes: NAMESPACE_BYTES };
-    let mut bench = Bench::start(&socket, DoorbellMode::Shadow, ram.clone())?;
+    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Shadow, ram.clone())?;
     introduce(&mut bench, &socket)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Message, false)?;
     verify(&bench, &mut queue)?;
@@ -137,11 +148,11 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
     drop((queue, bench));
 
     let socket = folder.join("mapped.sock");
-    let mut bench = Bench::start(&socket, DoorbellMode::Mapped, ram)?;
+    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Mapped, ram)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     rows.insert(1, measure_method(&bench, &mut queue, "register, mapped", cell)?);
     print_methods(&rows);
-    print_null(&measure_null(folder, cell)?);
+    print_null(&measure_null(&cpus, folder, cell)?);
 
     let mut sizes = Vec::new();
     for len_bytes in [128 << 10, 512 << 10, 1 << 20] {
@@ -271,9 +282,9 @@ fn measure_method(
 }
 
 /// The protocol alone: a namespace that moves no data, polled on both sides.
-fn measure_null(folder: &Path, cell: Duration) -> Result<Vec<f64>, DemoError> {
+fn measure_null(cpus: &Cpus, folder: &Path, cell: Duration) -> Result<Vec<f64>, DemoError> {
     let null = StorageConfig::Null { size_bytes: NAMESPACE_BYTES };
-    let mut bench = Bench::start(&folder.join("null.sock"), DoorbellMode::Mapped, null)?;
+    let mut bench = Bench::start(cpus, &folder.join("null.sock"), DoorbellMode::Mapped, null)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     let mut rates = Vec::new();
     for depth in NULL_DEPTHS {

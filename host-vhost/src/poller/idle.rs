@@ -1,7 +1,8 @@
 //! When a poller spins, naps and sleeps.
 //!
 //! * A poller with work spins.
-//! * One without work spins a little longer (a wake-up costs more than that), and then either *naps* (a group
+//! * One without work spins a little longer (a wake-up costs more than that), soon giving way to whoever else
+//!   wants its processor, which may be the guest that it waits for. Then it either *naps* (a group
 //!   whose doorbell page is mapped by the guest makes no sound when it is rung, so it must be looked at: naps
 //!   grow up to 1 ms) or *sleeps* until something wakes it (no group has a mapped page, and every group has
 //!   armed its doorbells).
@@ -14,6 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 pub const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The first nap.
 const FIRST_NAP: Duration = Duration::from_micros(5);
+/// How long a poller without work keeps its processor to itself.
+const HOG: Duration = Duration::from_micros(20);
 /// How long a poller without work spins before it naps or sleeps.
 const SPIN: Duration = Duration::from_micros(200);
 /// Turns between two looks at the clock while it spins.
@@ -31,6 +34,8 @@ pub fn now_ns() -> u64 {
 pub enum Rest {
     /// Look again at once.
     Spin,
+    /// Let others run, and look again.
+    Yield,
     /// Wait for a wake-up, but at most so long.
     Nap(Duration),
 }
@@ -70,8 +75,12 @@ impl Idle {
 
     fn look(&mut self, now_ns: u64) -> Rest {
         let since_ns = *self.since_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since_ns) < SPIN.as_nanos() as u64 {
+        let idle = Duration::from_nanos(now_ns.saturating_sub(since_ns));
+        if idle < HOG {
             return Rest::Spin;
+        }
+        if idle < SPIN {
+            return Rest::Yield;
         }
         // From now on each turn is followed by a nap.
         self.turns = TURNS_PER_LOOK - 1;
@@ -89,7 +98,8 @@ mod tests {
     fn an_idle_poller_naps_longer_and_longer_up_to_a_millisecond() {
         let mut idle = Idle::default();
         assert_eq!(idle.look(1_000), Rest::Spin);
-        assert_eq!(idle.look(1_000 + 100_000), Rest::Spin);
+        assert_eq!(idle.look(1_000 + 19_000), Rest::Spin);
+        assert_eq!(idle.look(1_000 + 100_000), Rest::Yield);
         let mut last = Duration::ZERO;
         for _ in 0..20 {
             let Rest::Nap(nap) = idle.look(1_000 + 200_000) else { panic!("spins") };

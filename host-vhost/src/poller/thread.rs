@@ -212,6 +212,7 @@ impl PollerThread {
             }
             match self.idle.idle() {
                 Rest::Spin => std::hint::spin_loop(),
+                Rest::Yield => std::thread::yield_now(),
                 Rest::Nap(nap) => self.rest(nap),
             }
         }
