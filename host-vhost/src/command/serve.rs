@@ -41,6 +41,10 @@ pub(crate) struct Serve {
     #[arg(long, value_enum, default_value = "mapped")]
     doorbells: Doorbells,
 
+    /// Don't offer shadow doorbells (Doorbell Buffer Config), for comparison and for drivers that mistake them.
+    #[arg(long)]
+    no_shadow_doorbells: bool,
+
     /// I/O queue pairs that are offered, 1 to 64.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
@@ -112,6 +116,7 @@ impl Serve {
                 Doorbells::Mapped => DoorbellMode::Mapped,
                 Doorbells::Shadow => DoorbellMode::Shadow,
             },
+            shadow_doorbells: !self.no_shadow_doorbells,
             queues: self.queues,
             queue_entries: self.queue_entries,
             vectors: self.vectors,

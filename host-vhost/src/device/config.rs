@@ -37,6 +37,8 @@ pub struct DeviceConfig {
     pub cpus: Vec<usize>,
     /// How doorbells reach the device.
     pub doorbells: DoorbellMode,
+    /// Shadow doorbells (Doorbell Buffer Config) are offered.
+    pub shadow_doorbells: bool,
     /// I/O queue pairs, 1 to [`MAX_QUEUES`](super::MAX_QUEUES).
     pub queues: u16,
     /// Entries of a queue at most, 2 to 65,536.
@@ -61,6 +63,7 @@ impl DeviceConfig {
             pollers: 1,
             cpus: Vec::new(),
             doorbells: DoorbellMode::Mapped,
+            shadow_doorbells: true,
             queues: 64,
             queue_entries: 1024,
             vectors: 64,

@@ -253,6 +253,7 @@ fn controller_config(config: &DeviceConfig, serial: &str, write_cache: bool) -> 
         io_queues: config.queues,
         max_queue_entries: config.queue_entries,
         mdts_bytes: config.mdts_bytes,
+        doorbell_buffer: config.shadow_doorbells,
         vectors: config.vectors,
         write_cache,
         serial: Ascii::lossy(serial),

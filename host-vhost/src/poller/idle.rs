@@ -2,10 +2,12 @@
 //!
 //! * A poller with work spins.
 //! * One without work spins a little longer (a wake-up costs more than that), soon giving way to whoever else
-//!   wants its processor, which may be the guest that it waits for. Then it either *naps* (a group
-//!   whose doorbell page is mapped by the guest makes no sound when it is rung, so it must be looked at: naps
-//!   grow up to 1 ms) or *sleeps* until something wakes it (no group has a mapped page, and every group has
-//!   armed its doorbells).
+//!   wants its processor, which may be the guest that it waits for. How long depends on how long the silences
+//!   were lately: a guest that comes back after half a millisecond is waited for, one that comes back after a
+//!   second isn't.
+//! * Then it either *naps* (a group whose doorbell page is mapped by the guest makes no sound when it is rung,
+//!   so it must be looked at: naps grow up to 1 ms) or *sleeps* until something wakes it (no group has a mapped
+//!   page, and every group has armed its doorbells).
 
 use std::time::Duration;
 
@@ -16,9 +18,11 @@ pub const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The first nap.
 const FIRST_NAP: Duration = Duration::from_micros(5);
 /// How long a poller without work keeps its processor to itself.
-const HOG: Duration = Duration::from_micros(20);
-/// How long a poller without work spins before it naps or sleeps.
-const SPIN: Duration = Duration::from_micros(200);
+const HOG_NS: u64 = 20_000;
+/// How long a poller without work spins at least before it naps or sleeps.
+const SHORTEST_SPIN_NS: u64 = 200_000;
+/// How long it spins at most.
+const LONGEST_SPIN_NS: u64 = 2_000_000;
 /// Turns between two looks at the clock while it spins.
 const TURNS_PER_LOOK: u32 = 64;
 
@@ -44,13 +48,17 @@ pub enum Rest {
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {
     turns: u32,
+    /// When the present silence was noticed.
     since_ns: Option<u64>,
     nap: Duration,
+    /// The moving average of silences that lasted long enough to be noticed; longer ones count as
+    /// twice [`LONGEST_SPIN_NS`].
+    silence_ns: u64,
 }
 
 impl Default for Idle {
     fn default() -> Self {
-        Self { turns: 0, since_ns: None, nap: FIRST_NAP }
+        Self { turns: 0, since_ns: None, nap: FIRST_NAP, silence_ns: 2 * LONGEST_SPIN_NS }
     }
 }
 
@@ -59,8 +67,22 @@ impl Idle {
     #[inline]
     pub fn worked(&mut self) {
         if self.turns != 0 {
-            *self = Self::default();
+            self.end_silence();
         }
+    }
+
+    fn end_silence(&mut self) {
+        if let Some(since_ns) = self.since_ns {
+            self.count_silence(now_ns().saturating_sub(since_ns));
+        }
+        self.turns = 0;
+        self.since_ns = None;
+        self.nap = FIRST_NAP;
+    }
+
+    fn count_silence(&mut self, silence_ns: u64) {
+        let silence_ns = silence_ns.min(2 * LONGEST_SPIN_NS);
+        self.silence_ns = (7 * self.silence_ns + silence_ns) / 8;
     }
 
     /// There was none: what now?
@@ -75,11 +97,11 @@ impl Idle {
 
     fn look(&mut self, now_ns: u64) -> Rest {
         let since_ns = *self.since_ns.get_or_insert(now_ns);
-        let idle = Duration::from_nanos(now_ns.saturating_sub(since_ns));
-        if idle < HOG {
+        let idle_ns = now_ns.saturating_sub(since_ns);
+        if idle_ns < HOG_NS {
             return Rest::Spin;
         }
-        if idle < SPIN {
+        if idle_ns < self.spin_ns() {
             return Rest::Yield;
         }
         // From now on each turn is followed by a nap.
@@ -87,6 +109,15 @@ impl Idle {
         let nap = self.nap;
         self.nap = (nap * 2).min(LONGEST_NAP);
         Rest::Nap(nap)
+    }
+
+    /// Waiting twice the usual silence catches most of them; where they are longer than the longest spin,
+    /// waiting is in vain.
+    fn spin_ns(&self) -> u64 {
+        match self.silence_ns {
+            silence_ns if silence_ns > LONGEST_SPIN_NS => SHORTEST_SPIN_NS,
+            silence_ns => (2 * silence_ns).clamp(SHORTEST_SPIN_NS, LONGEST_SPIN_NS),
+        }
     }
 }
 
@@ -109,5 +140,15 @@ mod tests {
         assert_eq!(last, LONGEST_NAP);
         idle.worked();
         assert_eq!(idle.look(5_000_000), Rest::Spin);
+    }
+
+    #[test]
+    fn a_guest_that_comes_back_soon_is_waited_for() {
+        let mut idle = Idle::default();
+        assert_eq!(idle.spin_ns(), SHORTEST_SPIN_NS);
+        (0..50).for_each(|_| idle.count_silence(500_000));
+        assert!((900_000..=1_100_000).contains(&idle.spin_ns()), "{}", idle.spin_ns());
+        (0..50).for_each(|_| idle.count_silence(u64::MAX));
+        assert_eq!(idle.spin_ns(), SHORTEST_SPIN_NS);
     }
 }

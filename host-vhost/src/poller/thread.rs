@@ -311,10 +311,6 @@ impl PollerThread {
         self.mailbox.waker().finish_sleep();
         self.counters.sleeps.fetch_add(1, Ordering::Relaxed);
         self.counters.enters.store(self.context.enters(), Ordering::Relaxed);
-        if may_rest && until.is_none() {
-            // Woken, so there is work: look at full speed again.
-            self.idle = Idle::default();
-        }
     }
 
     fn wait(&self, timeout: Option<Duration>) {
