@@ -45,6 +45,10 @@ fn print(statistics: &Statistics) {
         statistics.ioeventfds,
         statistics.interrupts
     );
+    println!(
+        "reads {}, writes {} since the server started",
+        statistics.read_commands, statistics.write_commands
+    );
     for namespace in &statistics.namespaces {
         let access = if namespace.read_only { "read-only" } else { "read-write" };
         println!(
@@ -53,7 +57,7 @@ fn print(statistics: &Statistics) {
         );
     }
     println!(
-        "{:>4} {:>4} {:>5} {:>12} {:>7} {:>15} {:>15} {:>12} {:>9} {:>9} {:>8} {:>10} {:>9} {:>9}",
+        "{:>4} {:>4} {:>5} {:>12} {:>7} {:>15} {:>15} {:>9} {:>12} {:>9} {:>9} {:>8} {:>10} {:>9} {:>9}",
         "SQ",
         "CQ",
         "group",
@@ -61,6 +65,7 @@ fn print(statistics: &Statistics) {
         "errors",
         "read B",
         "written B",
+        "messages",
         "db reads",
         "armed",
         "rearmed",
@@ -72,7 +77,7 @@ fn print(statistics: &Statistics) {
     for queue in &statistics.queues {
         let micros = |ns: Option<u64>| ns.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1000.0));
         println!(
-            "{:>4} {:>4} {:>5} {:>12} {:>7} {:>15} {:>15} {:>12} {:>9} {:>9} {:>8} {:>10} {:>9} {:>9}",
+            "{:>4} {:>4} {:>5} {:>12} {:>7} {:>15} {:>15} {:>9} {:>12} {:>9} {:>9} {:>8} {:>10} {:>9} {:>9}",
             queue.sqid,
             queue.cqid,
             queue.group,
@@ -80,6 +85,7 @@ fn print(statistics: &Statistics) {
             queue.errors,
             queue.bytes_read,
             queue.bytes_written,
+            queue.doorbell_messages,
             queue.doorbell_reads,
             queue.rearms_won,
             queue.rearms_lost,

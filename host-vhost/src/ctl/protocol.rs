@@ -94,6 +94,10 @@ pub struct Statistics {
     pub ioeventfds: u64,
     /// Interrupts raised, over all vectors.
     pub interrupts: u64,
+    /// Completed Read, Compare and Verify commands since the server started, over all queues that ever were.
+    pub read_commands: u64,
+    /// Completed Write commands since the server started.
+    pub write_commands: u64,
     /// Namespaces.
     pub namespaces: Vec<NamespaceStatistics>,
     /// Queues.
@@ -134,6 +138,8 @@ pub struct QueueStatistics {
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
+    /// Doorbell writes for this queue's tail and its completion queue's head that came as messages.
+    pub doorbell_messages: u64,
     /// Times the tail doorbell, register or shadow, was looked at.
     pub doorbell_reads: u64,
     /// Times the poller armed EventIdx and could sleep.

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use doorbell_core::controller::{
     Controller, ControllerConfig, HostReply, HostRequest, NamespaceChange, ResetKind,
@@ -49,11 +49,30 @@ pub(super) struct GroupAddress {
     pub(super) epoll: Arc<OwnedFd>,
 }
 
-/// Counters of the control thread.
-#[derive(Debug, Default)]
-pub(super) struct ModelCounters {
-    pub(super) doorbell_messages: AtomicU64,
-    pub(super) io_doorbell_messages: AtomicU64,
+/// Doorbell writes that came as messages, by doorbell index.
+#[derive(Debug)]
+pub(super) struct DoorbellMessages(Box<[u64]>);
+
+impl DoorbellMessages {
+    fn new() -> Self {
+        Self(vec![0; 2 * (MAX_QUEUES + 1)].into())
+    }
+
+    fn count(&mut self, index: u64) {
+        if let Some(counter) = usize::try_from(index).ok().and_then(|index| self.0.get_mut(index)) {
+            *counter += 1;
+        }
+    }
+
+    /// Those for one doorbell.
+    pub(super) fn of(&self, index: u32) -> u64 {
+        self.0.get(index as usize).copied().unwrap_or(0)
+    }
+
+    /// Those for all of them.
+    pub(super) fn all(&self) -> u64 {
+        self.0.iter().sum()
+    }
 }
 
 /// See the module.
@@ -66,7 +85,7 @@ pub(super) struct Model {
     view: MemoryView,
     interrupts: InterruptView,
     pub(super) ioeventfds: IoEventFds,
-    pub(super) counters: ModelCounters,
+    pub(super) doorbell_messages: DoorbellMessages,
     /// Unmaps and resets that are answered once the controller has quiesced.
     tickets: Vec<Ticket>,
     /// Groups that have still to say that their INTx level is up to date, before the client's unmask counts.
@@ -93,7 +112,7 @@ impl Model {
             shared,
             groups,
             ioeventfds: IoEventFds::default(),
-            counters: ModelCounters::default(),
+            doorbell_messages: DoorbellMessages::new(),
             tickets: Vec::new(),
             level_checks: 0,
             look: false,
@@ -285,11 +304,10 @@ impl Model {
                 self.write_bar0(DOORBELL_OFFSET, beyond);
             }
         } else if offset < DOORBELL_OFFSET + DOORBELL_BYTES {
-            self.counters.doorbell_messages.fetch_add(1, Ordering::Relaxed);
+            self.doorbell_messages.count((offset - DOORBELL_OFFSET) / 4);
             let shared = Arc::clone(&self.shared);
             self.controller.handle_doorbell_write(shared.doorbells.registers(), offset as u32, data);
             if offset >= DOORBELL_OFFSET + 8 {
-                self.counters.io_doorbell_messages.fetch_add(1, Ordering::Relaxed);
                 let group = self.ioeventfds.group_of(((offset - DOORBELL_OFFSET) / 4) as u32);
                 if let Some(address) = group.and_then(|group| self.groups.get(usize::from(group))) {
                     address.mailbox.waker().wake();

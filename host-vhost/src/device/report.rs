@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
+use doorbell_core::doorbell::{head_index, tail_index};
 
-use super::model::Model;
+use super::model::{DoorbellMessages, Model};
 use super::{DoorbellMode, MAX_QUEUES};
 use crate::ctl::protocol::{Answer, PollerStatistics, QueueStatistics, Statistics};
 use crate::mailbox::Mailbox;
@@ -58,19 +59,26 @@ impl ReportCollector {
                 DoorbellMode::Mapped => "mapped".into(),
                 DoorbellMode::Shadow => "shadow".into(),
             },
-            doorbell_messages: model.counters.doorbell_messages.load(Ordering::Relaxed),
-            io_doorbell_messages: model.counters.io_doorbell_messages.load(Ordering::Relaxed),
+            doorbell_messages: model.doorbell_messages.all(),
+            io_doorbell_messages: model.doorbell_messages.all()
+                - model.doorbell_messages.of(0)
+                - model.doorbell_messages.of(1),
+            read_commands: self.reports.iter().map(|report| report.statistics.read_commands).sum(),
+            write_commands: self.reports.iter().map(|report| report.statistics.write_commands).sum(),
             ioeventfds: model.ioeventfds.len() as u64,
             interrupts: raised + interrupts.intx_raised(),
-            queues: self.reports.iter().flat_map(queues).collect(),
+            queues: self.reports.iter().flat_map(|report| queues(report, &model.doorbell_messages)).collect(),
             pollers: self.pollers.iter().map(poller).collect(),
             ..Statistics::default()
         }
     }
 }
 
-fn queues(report: &GroupReport) -> impl Iterator<Item = QueueStatistics> + '_ {
-    report.queues.iter().map(|queue| {
+fn queues<'a>(
+    report: &'a GroupReport,
+    messages: &'a DoorbellMessages,
+) -> impl Iterator<Item = QueueStatistics> + 'a {
+    report.queues.iter().map(move |queue| {
         let counted = &queue.statistics;
         let nanoseconds = |quantile| queue.latency.quantile(quantile).map(|time| time.as_nanos() as u64);
         QueueStatistics {
@@ -81,6 +89,7 @@ fn queues(report: &GroupReport) -> impl Iterator<Item = QueueStatistics> + '_ {
             errors: counted.errors,
             bytes_read: counted.bytes_read,
             bytes_written: counted.bytes_written,
+            doorbell_messages: messages.of(tail_index(counted.sqid)) + messages.of(head_index(counted.cqid)),
             doorbell_reads: counted.doorbell_reads,
             rearms_won: counted.rearms_won,
             rearms_lost: counted.rearms_lost,
