@@ -50,6 +50,10 @@ impl Waker {
     /// To be called by the thread when it is awake again.
     pub fn finish_sleep(&self) {
         self.sleeping.store(false, Ordering::Relaxed);
+    }
+
+    /// Makes the eventfd unreadable again, for a thread that doesn't watch it for edges.
+    pub fn drain(&self) {
         let mut counter = [0; 8];
         let _ = rustix::io::read(&self.eventfd, &mut counter);
     }

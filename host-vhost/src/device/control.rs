@@ -402,6 +402,7 @@ impl Control {
         }
         drop(fds);
         waker.finish_sleep();
+        waker.drain();
     }
 
     fn longest_sleep(&self) -> Duration {
