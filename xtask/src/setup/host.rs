@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::bare_metal;
 use crate::command::{self, installed};
 
 /// A program that is looked for, and the Debian package that brings it.
@@ -14,12 +15,13 @@ const PROGRAMS: [(&str, &str); 5] =
 pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Installs what is missing.
-pub(super) fn run() -> Result<()> {
+pub(crate) fn run() -> Result<()> {
     let mut packages: Vec<&str> =
         PROGRAMS.iter().filter(|(program, _)| !installed(program)).map(|(_, package)| *package).collect();
     if !std::path::Path::new(KEYRING).exists() {
         packages.push("debian-archive-keyring");
     }
+    packages.extend(bare_metal::missing_packages()?);
     packages.dedup();
     if packages.is_empty() {
         return Ok(());
