@@ -35,7 +35,7 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
     let wants = |part| all || parts.contains(&part);
     if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
         report.run("setup", || setup::run(false));
-    } else if wants(Part::Panic) {
+    } else if [Part::Unit, Part::Protocol, Part::Panic].into_iter().any(wants) {
         report.run("setup", setup::host::run);
     }
     if all {

@@ -8,8 +8,17 @@ use crate::bare_metal;
 use crate::command::{self, installed};
 
 /// A program that is looked for, and the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 5] =
-    [("apt-get", "apt"), ("cpio", "cpio"), ("dpkg-deb", "dpkg"), ("mcopy", "mtools"), ("mformat", "mtools")];
+const PROGRAMS: [(&str, &str); 9] = [
+    ("apt-get", "apt"),
+    ("cpio", "cpio"),
+    ("dpkg-deb", "dpkg"),
+    ("mcopy", "mtools"),
+    ("mformat", "mtools"),
+    ("nm", "binutils"),
+    ("size", "binutils"),
+    ("qemu-img", "qemu-utils"),
+    ("unshare", "util-linux"),
+];
 
 /// The keys that Debian's archive is signed with.
 pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
