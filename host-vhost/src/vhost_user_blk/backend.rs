@@ -118,10 +118,11 @@ impl Backend {
 
     /// Starts a queue if all is there that it needs.
     fn start(&mut self, index: u16) -> Result<()> {
+        // Without that feature a ring is enabled from the start.
         let negotiated = self.acked_features & F_PROTOCOL_FEATURES != 0;
         let vring = &mut self.vrings[usize::from(index)];
         let (Some(addresses), false) = (vring.addresses, vring.running) else { return Ok(()) };
-        if vring.kick.is_none() || !(vring.enabled || !negotiated) {
+        if vring.kick.is_none() || (negotiated && !vring.enabled) {
             return Ok(());
         }
         let translated = addresses.map(|address| self.memory.translate(address));

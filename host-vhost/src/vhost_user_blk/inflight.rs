@@ -190,7 +190,7 @@ mod tests {
         let mut first = queue(&file, len_bytes);
         first.resume(0);
         (0..6).for_each(|head| first.mark(head));
-        [3, 1, 4].map(|head| first.complete(head));
+        [3, 1, 4].iter().for_each(|&head| first.complete(head));
         assert_eq!(queue(&file, len_bytes).resume(3), [0, 2, 5]);
     }
 

@@ -61,9 +61,9 @@ pub const DATA: u64 = 0x20_0000;
 /// A served disk in this process.
 #[derive(Debug)]
 pub struct Served {
-    pub directory: tempfile::TempDir,
     pub socket: PathBuf,
-    pub server: Option<BlkServer>,
+    _server: BlkServer,
+    _directory: tempfile::TempDir,
 }
 
 impl Served {
@@ -78,7 +78,7 @@ impl Served {
             cpus: Vec::new(),
             serial: Some("serial 7".into()),
         });
-        Self { directory, socket, server: Some(server.unwrap()) }
+        Self { socket, _server: server.unwrap(), _directory: directory }
     }
 
     /// A frontend with one queue of 64 entries that runs.

@@ -156,7 +156,7 @@ fn a_request_of_too_many_pieces_fails_and_the_ring_goes_on() {
 #[test]
 fn truncated_memory_stops_the_ring_and_nothing_else() {
     let served = Served::new("ram=1M", 1, 1);
-    let mut frontend = served.frontend();
+    let frontend = served.frontend();
     frontend.memory.file.set_len(0).unwrap();
     frontend.kick(0);
     let start = std::time::Instant::now();

@@ -74,7 +74,7 @@ fn discard_and_write_zeroes_touch_exactly_their_ranges() {
         let mut frontend = served.frontend();
         let mut wanted = pattern(5, 65_536);
         assert_eq!(frontend.write_blocks(0, &wanted), (0, 1));
-        let mut send = |frontend: &mut Frontend, kind, list: &[(u64, u32, u32)]| {
+        let send = |frontend: &mut Frontend, kind, list: &[(u64, u32, u32)]| {
             let payload = ranges(list);
             frontend.memory.write(data_place(0, 0), &payload);
             frontend.request(kind, 0, payload.len() as u32)
