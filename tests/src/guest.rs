@@ -49,7 +49,7 @@ impl Guest {
     pub fn new(device: Device, scripts: &[&str]) -> Self {
         let kernel = match device {
             Device::Emulated { .. } => "doorbell.emulated".to_owned(),
-            Device::VfioUser(_) => String::new(),
+            Device::VfioUser(_) | Device::VhostUser(_) => String::new(),
         };
         Self {
             devices: vec![device],
@@ -201,6 +201,10 @@ impl Guest {
             order.push('\n');
         }
         fs::write(scripts.join("order"), order)?;
+        if self.devices.iter().any(|device| matches!(device, Device::VhostUser(_))) {
+            let module = "virtio_blk.ko";
+            fs::copy(layout::part("modules")?.join(module), scripts.join(module))?;
+        }
 
         let image = folder.join("initramfs");
         fs::copy(layout::part("initramfs")?, &image)?;

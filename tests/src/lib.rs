@@ -9,6 +9,7 @@
 //! | [`nvme`] | a small NVMe driver on top of these, with every step under the test's control |
 //! | [`guest`] | a Linux guest that runs scripts of `tests/guest/` and reports on its console |
 //! | [`firmware`] | SeaBIOS and OVMF, and disks for them |
+//! | [`virtio`] | our server of a virtio disk, to be killed under a guest |
 //! | [`subject`] | the device under test, and how to swap it |
 //! | [`layout`], [`process`] | where the set-up put things; children that are always ended |
 //!
@@ -27,3 +28,4 @@ pub mod process;
 pub mod qemu;
 pub mod qtest;
 pub mod subject;
+pub mod virtio;

@@ -10,11 +10,14 @@ use tempfile::TempDir;
 use crate::layout;
 use crate::process::Process;
 
-/// The NVMe controller that the machine gets.
+/// The disk that the machine gets.
 #[derive(Clone, Debug)]
 pub enum Device {
     /// Ours: QEMU's vfio-user client on this socket.
     VfioUser(PathBuf),
+    /// Ours as a virtio disk with two queues: QEMU's vhost-user client on this socket, which comes back when the
+    /// server does.
+    VhostUser(PathBuf),
     /// QEMU's own emulation, the known-good device that the harness is checked against. The image is
     /// raw; the text is further properties, for instance `,mqes=63`.
     Emulated {
@@ -41,6 +44,11 @@ impl Device {
                     "socket": { "type": "unix", "path": socket },
                 });
                 vec!["-device".into(), device.to_string()]
+            }
+            Self::VhostUser(socket) => {
+                let chardev = format!("socket,id=virtio,path={},reconnect-ms=100", socket.display());
+                let device = "vhost-user-blk-pci,chardev=virtio,num-queues=2";
+                vec!["-chardev".into(), chardev, "-device".into(), device.into()]
             }
             Self::Emulated { image, properties } => {
                 let drive = format!("if=none,id=disk,format=raw,file={}", image.display());

@@ -1,11 +1,15 @@
 //! A Linux guest with our controller. One boot runs several scripts of `tests/guest/`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use doorbell_tests::doorbell::total;
 use doorbell_tests::guest::Guest;
 use doorbell_tests::subject::Subject;
+use doorbell_tests::virtio::VirtioServer;
 
 /// The long boot: probe, verified I/O, administration, resets of every kind.
 #[test]
@@ -110,4 +114,39 @@ fn twenty_reboots_keep_the_disk() -> Result<()> {
     })?;
     ensure!(boots == BOOTS, "the guest booted {boots} times");
     subject.finish()
+}
+
+/// A virtio disk whose server is killed twenty times while fio verifies: nothing is lost.
+#[test]
+fn a_virtio_disk_survives_twenty_kills_of_its_server() -> Result<()> {
+    let server = Arc::new(Mutex::new(VirtioServer::start(64 << 20)?));
+    let verifying = Arc::new(AtomicBool::new(false));
+    let mut killer: Option<JoinHandle<Result<u32>>> = None;
+    let mut kills = 0;
+    let device = server.lock().unwrap_or_else(PoisonError::into_inner).device();
+    Guest::new(device, &["virtio"]).run_with(|question| {
+        verifying.store(question == "verify begins", Ordering::Relaxed);
+        match killer.take() {
+            None => {
+                let (server, verifying) = (Arc::clone(&server), Arc::clone(&verifying));
+                killer = Some(thread::spawn(move || {
+                    let mut kills = 0;
+                    while kills < 20 {
+                        thread::sleep(Duration::from_millis(600));
+                        if !verifying.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        server.lock().unwrap_or_else(PoisonError::into_inner).kill_and_restart()?;
+                        kills += 1;
+                    }
+                    Ok(kills)
+                }));
+            }
+            Some(killer) => kills = killer.join().map_err(|_| anyhow!("the killer has panicked"))??,
+        }
+        Ok("ok".to_owned())
+    })?;
+    ensure!(kills == 20, "the server was killed {kills} times");
+    let server = Arc::into_inner(server).context("nobody else has the server")?;
+    server.into_inner().unwrap_or_else(PoisonError::into_inner).stop()
 }

@@ -93,6 +93,8 @@ struct Flight {
     status: Option<StatusByte>,
     /// `used.len` if all goes well.
     used_len: u32,
+    /// Bytes of data.
+    data_bytes: u64,
     ranges: Ranges,
 }
 
@@ -235,7 +237,7 @@ impl Virtqueue {
             let Some(head) = next else { return taken };
             match self.start(head, io) {
                 Ok(Step::Done(status)) => {
-                    moved += u64::from(self.complete(head, status));
+                    moved += self.complete(head, status);
                     if moved >= PUBLISH_BYTES {
                         moved = 0;
                         self.publish();
@@ -270,6 +272,8 @@ impl Virtqueue {
                 self.complete(head, status);
             }
             Step::Queued => {}
+            // A broken ring starts nothing more, and whoever takes the queue back mustn't wait for it.
+            Step::Busy if self.broken => self.forget(head),
             Step::Busy => self.pending.push_back(head),
         }
     }
@@ -330,10 +334,11 @@ impl Virtqueue {
 
     /// Ends a request. Returns the bytes that were moved for it.
     #[inline]
-    fn complete(&mut self, head: u16, status: u8) -> u32 {
+    fn complete(&mut self, head: u16, status: u8) -> u64 {
         let flight = &mut self.flights[usize::from(head)];
         flight.active = false;
         let used_len = if status == OK { flight.used_len } else { 1 };
+        let data_bytes = flight.data_bytes;
         if let Some(byte) = flight.status.take() {
             byte.write(status);
         }
@@ -343,7 +348,7 @@ impl Virtqueue {
         }
         self.in_flight -= 1;
         self.unpublished += 1;
-        used_len
+        data_bytes
     }
 
     fn forget(&mut self, head: u16) {
@@ -377,6 +382,7 @@ impl Virtqueue {
         chain.walk(&self.ring, &self.map, head, self.features & F_INDIRECT != 0)?;
         flight.status = Some(chain.take_status().ok_or(Broken::NoStatus)?);
         flight.used_len = 1;
+        flight.data_bytes = 0;
         let mut header = [0; HEADER_BYTES];
         if !chain.read_front(&mut header) {
             return Err(Broken::NoHeader);
@@ -385,6 +391,7 @@ impl Virtqueue {
         Ok(match kind.get() {
             VIRTIO_BLK_T_IN => {
                 let len_bytes = chain.writable_bytes();
+                flight.data_bytes = len_bytes;
                 // More than 32 bits can say isn't said.
                 flight.used_len = u32::try_from(len_bytes + 1).unwrap_or(u32::MAX);
                 let pieces = chain.writable();
@@ -394,6 +401,7 @@ impl Virtqueue {
             VIRTIO_BLK_T_OUT => {
                 let operation = Operation::Write { fua: self.disk.write_through() };
                 let len_bytes = chain.readable_bytes();
+                flight.data_bytes = len_bytes;
                 let pieces = chain.readable();
                 transfer(operation, sector.get(), len_bytes, pieces, token, context, storage)
                     .unwrap_or_else(|error| Step::Done(self.failed(error)))
