@@ -255,7 +255,8 @@ impl GroupRunner {
                 self.update_level();
                 self.tell(FromGroup::LevelChecked);
             }
-            ToGroup::Detach => {}
+            // The control thread has reset the group before, unless it came to a bad end.
+            ToGroup::Detach => self.handle_request(GroupRequest::Reset, lane, context),
         }
     }
 
