@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the SMART counters are written.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 
+/// Messages of other threads that one turn handles, so that they can't keep it from the client.
+const MAILS_PER_TURN: u32 = 1024;
+
 /// Where the device stands with its clients.
 #[derive(Debug)]
 enum Phase {
@@ -120,7 +123,8 @@ impl Control {
 
     /// Handles everything that has come in.
     fn turn(&mut self) {
-        while let Some(mail) = self.model.shared.control.receive() {
+        for _ in 0..MAILS_PER_TURN {
+            let Some(mail) = self.model.shared.control.receive() else { break };
             self.handle_mail(mail);
         }
         self.serve_client();
@@ -146,9 +150,8 @@ impl Control {
                 }
                 self.model.handle_intx_unmask();
                 match session.step(&mut self.model) {
-                    Ok(Step::Idle) => {}
-                    // The rest comes in the next turn, after this one's pump.
-                    Ok(Step::More) => self.model.shared.control.waker().wake(),
+                    // What is left comes in the next turn, after this one's pump: it keeps the socket readable.
+                    Ok(Step::Idle | Step::More) => {}
                     Err(lost) => self.client_lost(lost),
                 }
             }
@@ -177,7 +180,6 @@ impl Control {
                 self.connections += 1;
                 tracing::info!(connection = self.connections, "client attached");
                 self.phase = Phase::Serving(Box::new(session));
-                self.model.shared.control.waker().wake();
             }
             Err(error) => tracing::warn!(%error, "a client could not be served"),
         }
@@ -386,7 +388,8 @@ impl Control {
                 }
             }
             Phase::Serving(session) => {
-                queued = session.has_queued();
+                // A client that leaves replies unread is waited for.
+                queued = session.has_queued() && session.interest() == PollFlags::IN;
                 fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
                 fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
                 if let Some(unmask) = &unmask {
