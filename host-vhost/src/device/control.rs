@@ -17,6 +17,7 @@ use super::state::StateFile;
 use super::{ControlMail, flush_all};
 use crate::ctl::protocol::{Answer, Command};
 use crate::memory::Sharing;
+use crate::memory::sigbus::poisoned_mappings;
 use crate::poller::{FromGroup, ToGroup};
 use crate::vfio_user::connection::Lost;
 use crate::vfio_user::listener::{Handed, Listener};
@@ -69,6 +70,8 @@ pub(super) struct Control {
     state: StateFile,
     saved: Instant,
     quiescing_since: Option<Instant>,
+    /// [`poisoned_mappings`] when it was looked at last.
+    poisoned_mappings: u64,
     stopping: bool,
 }
 
@@ -100,6 +103,7 @@ impl Control {
             state,
             saved: Instant::now(),
             quiescing_since: None,
+            poisoned_mappings: poisoned_mappings(),
             stopping: false,
         })
     }
@@ -133,6 +137,7 @@ impl Control {
         }
         self.finish_tickets();
         self.check_sharing();
+        self.check_poisoned();
         self.watch_patience();
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
@@ -210,6 +215,19 @@ impl Control {
                 tracing::error!("{not_shared}");
                 self.client_lost(Lost::Closed);
             }
+        }
+    }
+
+    /// A client that truncates memory which it lent has lost its device.
+    fn check_poisoned(&mut self) {
+        let poisoned = poisoned_mappings();
+        if poisoned == self.poisoned_mappings {
+            return;
+        }
+        self.poisoned_mappings = poisoned;
+        if matches!(self.phase, Phase::Serving(_)) && self.model.shared.memory.current().is_poisoned() {
+            tracing::error!("the client truncated a file whose memory it lent");
+            self.client_lost(Lost::Closed);
         }
     }
 
