@@ -17,6 +17,7 @@ use super::state::StateFile;
 use super::{ControlMail, flush_all};
 use crate::ctl::protocol::{Answer, Command};
 use crate::memory::Sharing;
+use crate::memory::sigbus::poisoned_mappings;
 use crate::poller::{FromGroup, ToGroup};
 use crate::vfio_user::connection::Lost;
 use crate::vfio_user::listener::{Handed, Listener};
@@ -26,6 +27,9 @@ use crate::vfio_user::server::{Released, Session, Step};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the SMART counters are written.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Messages of other threads that one turn handles, so that they can't keep it from the client.
+const MAILS_PER_TURN: u32 = 1024;
 
 /// Where the device stands with its clients.
 #[derive(Debug)]
@@ -66,6 +70,8 @@ pub(super) struct Control {
     state: StateFile,
     saved: Instant,
     quiescing_since: Option<Instant>,
+    /// [`poisoned_mappings`] when it was looked at last.
+    poisoned_mappings: u64,
     stopping: bool,
 }
 
@@ -97,6 +103,7 @@ impl Control {
             state,
             saved: Instant::now(),
             quiescing_since: None,
+            poisoned_mappings: poisoned_mappings(),
             stopping: false,
         })
     }
@@ -120,7 +127,8 @@ impl Control {
 
     /// Handles everything that has come in.
     fn turn(&mut self) {
-        while let Some(mail) = self.model.shared.control.receive() {
+        for _ in 0..MAILS_PER_TURN {
+            let Some(mail) = self.model.shared.control.receive() else { break };
             self.handle_mail(mail);
         }
         self.serve_client();
@@ -129,6 +137,7 @@ impl Control {
         }
         self.finish_tickets();
         self.check_sharing();
+        self.check_poisoned();
         self.watch_patience();
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
@@ -146,9 +155,8 @@ impl Control {
                 }
                 self.model.handle_intx_unmask();
                 match session.step(&mut self.model) {
-                    Ok(Step::Idle) => {}
-                    // The rest comes in the next turn, after this one's pump.
-                    Ok(Step::More) => self.model.shared.control.waker().wake(),
+                    // What is left comes in the next turn, after this one's pump: it keeps the socket readable.
+                    Ok(Step::Idle | Step::More) => {}
                     Err(lost) => self.client_lost(lost),
                 }
             }
@@ -177,7 +185,6 @@ impl Control {
                 self.connections += 1;
                 tracing::info!(connection = self.connections, "client attached");
                 self.phase = Phase::Serving(Box::new(session));
-                self.model.shared.control.waker().wake();
             }
             Err(error) => tracing::warn!(%error, "a client could not be served"),
         }
@@ -208,6 +215,19 @@ impl Control {
                 tracing::error!("{not_shared}");
                 self.client_lost(Lost::Closed);
             }
+        }
+    }
+
+    /// A client that truncates memory which it lent has lost its device.
+    fn check_poisoned(&mut self) {
+        let poisoned = poisoned_mappings();
+        if poisoned == self.poisoned_mappings {
+            return;
+        }
+        self.poisoned_mappings = poisoned;
+        if matches!(self.phase, Phase::Serving(_)) && self.model.shared.memory.current().is_poisoned() {
+            tracing::error!("the client truncated a file whose memory it lent");
+            self.client_lost(Lost::Closed);
         }
     }
 
@@ -386,7 +406,8 @@ impl Control {
                 }
             }
             Phase::Serving(session) => {
-                queued = session.has_queued();
+                // A client that leaves replies unread is waited for.
+                queued = session.has_queued() && session.interest() == PollFlags::IN;
                 fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
                 fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
                 if let Some(unmask) = &unmask {

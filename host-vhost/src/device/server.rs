@@ -99,7 +99,8 @@ impl Server {
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
         let opened = open_namespaces(&config.namespaces, &serial)?;
-        let write_cache = opened.iter().any(Opened::has_volatile_cache);
+        // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
+        let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
         let controller = controller_config(&config, &serial, write_cache);
         let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
         let mut table = NamespaceTable::default();

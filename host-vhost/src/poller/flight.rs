@@ -84,6 +84,8 @@ pub(super) fn status_of(error: StorageError, operation: &Operation) -> Status {
         StorageError::NoSpace => Status::CAPACITY_EXCEEDED,
         StorageError::Miscompare => Status::COMPARE_FAILURE.dnr(),
         StorageError::Cancelled => Status::ABORT_REQUESTED,
+        // Guest memory that isn't there: its file was truncated.
+        StorageError::Io(libc::EFAULT) => Status::DATA_TRANSFER_ERROR,
         StorageError::Io(_) => match kind(operation) {
             Kind::Read => Status::UNRECOVERED_READ_ERROR,
             Kind::Write => Status::WRITE_FAULT,

@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Lost, Message};
+use super::connection::{Connection, Lost, MAX_PENDING_REPLIES, Message};
 use super::device::{Device, MemoryRange, Progress, RegionDescription, Ticket};
 use super::dma::DmaPort;
 use super::protocol::{
@@ -546,7 +546,8 @@ impl Session {
         reply: PendingReply,
     ) -> Result<(), Lost> {
         self.pending.push_back(Pending { header: *header, ticket, regions, reply });
-        self.settle()
+        self.settle()?;
+        if self.pending.len() > MAX_PENDING_REPLIES { Err(Lost::Impatient) } else { Ok(()) }
     }
 
     /// Answers what is over, in order.
