@@ -18,8 +18,9 @@ use super::{ControlMail, flush_all};
 use crate::ctl::protocol::{Answer, Command};
 use crate::memory::Sharing;
 use crate::poller::{FromGroup, ToGroup};
+use crate::rate_limit::warn_sometimes;
 use crate::vfio_user::connection::Lost;
-use crate::vfio_user::listener::{Handed, Listener};
+use crate::vfio_user::listener::{ACCEPT_AGAIN, Handed, Listener};
 use crate::vfio_user::server::{Released, Session, Step};
 
 /// How long commands may keep a reset or an unmap waiting before their storages are asked to give them up.
@@ -66,6 +67,8 @@ pub(super) struct Control {
     state: StateFile,
     saved: Instant,
     quiescing_since: Option<Instant>,
+    /// After a client that could not be accepted: when to look for one again.
+    accept_after: Option<Instant>,
     stopping: bool,
 }
 
@@ -97,6 +100,7 @@ impl Control {
             state,
             saved: Instant::now(),
             quiescing_since: None,
+            accept_after: None,
             stopping: false,
         })
     }
@@ -133,6 +137,8 @@ impl Control {
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
             self.state.save(self.model.controller.smart_counters());
+            // For the next time.
+            self.model.tell_groups(ToGroup::Statistics);
         }
     }
 
@@ -164,11 +170,21 @@ impl Control {
 
     fn accept(&mut self) {
         let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) else { return };
+        if self.accept_after.is_some_and(|after| Instant::now() < after) {
+            return;
+        }
+        self.accept_after = None;
         match listener.try_accept() {
             Ok(Some(stream)) => self.attach(stream),
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "a client could not be accepted"),
+            Err(error) => self.could_not_accept(&error),
         }
+    }
+
+    /// Out of file descriptors, most likely: the socket stays readable, so it isn't polled for a while.
+    fn could_not_accept(&mut self, error: &std::io::Error) {
+        warn_sometimes(|| tracing::warn!(%error, "a client could not be accepted"));
+        self.accept_after = Some(Instant::now() + ACCEPT_AGAIN);
     }
 
     fn attach(&mut self, stream: UnixStream) {
@@ -179,7 +195,7 @@ impl Control {
                 self.phase = Phase::Serving(Box::new(session));
                 self.model.shared.control.waker().wake();
             }
-            Err(error) => tracing::warn!(%error, "a client could not be served"),
+            Err(error) => self.could_not_accept(&error),
         }
     }
 
@@ -188,7 +204,6 @@ impl Control {
             tracing::info!(reason = %lost, "client detached");
             self.phase = Phase::Ending(session.end());
             self.model.client_lost();
-            self.model.tell_groups(ToGroup::Report);
         }
     }
 
@@ -246,7 +261,7 @@ impl Control {
                 match message {
                     FromGroup::Paused => self.group_paused(),
                     FromGroup::Report(report) => {
-                        if let Some(reply) = self.reports.add(*report) {
+                        for reply in self.reports.add(*report) {
                             let answer = self.statistics();
                             let _ = reply.send(Ok(answer));
                         }
@@ -347,8 +362,7 @@ impl Control {
             .enumerate()
             .find_map(|(place, one)| resizing(one).map(|resize| (place, resize)));
         let Some((place, (nsid, size_bytes))) = found else { return };
-        let resized =
-            self.namespaces.resize(&mut self.model.controller, &self.model.shared, nsid, size_bytes);
+        let resized = self.namespaces.resize(&mut self.model.controller, nsid, size_bytes);
         self.model.tell_groups(ToGroup::Resume);
         let Some(mut waiting) = self.waiting.remove(place) else { return };
         match resized {
@@ -381,14 +395,18 @@ impl Control {
         let mut queued = false;
         match &self.phase {
             Phase::Waiting => {
-                if let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) {
+                let listens = !self.stopping && self.accept_after.is_none();
+                if let Some(listener) = self.listener.as_ref().filter(|_| listens) {
                     fds.push(PollFd::new(listener, PollFlags::IN));
                 }
             }
             Phase::Serving(session) => {
                 queued = session.has_queued();
                 fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
-                fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
+                // Its count outlives the last unmap's answer, so it means something only while one waits.
+                if session.has_pending() {
+                    fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
+                }
                 if let Some(unmask) = &unmask {
                     fds.push(PollFd::new(unmask, PollFlags::IN));
                 }
@@ -405,6 +423,7 @@ impl Control {
     }
 
     fn longest_sleep(&self) -> Duration {
-        if self.quiescing_since.is_some() { Duration::from_millis(100) } else { Duration::from_secs(10) }
+        let short = self.quiescing_since.is_some() || self.accept_after.is_some();
+        if short { ACCEPT_AGAIN } else { Duration::from_secs(10) }
     }
 }

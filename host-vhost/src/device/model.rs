@@ -164,6 +164,7 @@ impl Model {
                 }
             }
             FromGroup::Report(report) => self.controller.update_statistics(group, report.statistics),
+            FromGroup::Statistics(statistics) => self.controller.update_statistics(group, *statistics),
             FromGroup::Paused | FromGroup::Detached => {}
         }
     }

@@ -15,6 +15,7 @@ use crate::storage::{OpenError, Storage, StorageConfig};
 /// A namespace whose storage is open.
 #[derive(Debug)]
 pub struct Opened {
+    name: String,
     storage: Arc<dyn Storage>,
     block_bytes: u32,
     uuid: [u8; 16],
@@ -28,15 +29,27 @@ impl Opened {
     /// What the storage says.
     pub fn open(spec: &NamespaceSpec, serial: &str, ordinal: u64) -> Result<Self, OpenError> {
         let storage = spec.storage.open()?;
-        let name = match &spec.storage {
+        let unique = match &spec.storage {
             StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } => {
                 let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
                 format!("{serial}/{}", path.display())
             }
             StorageConfig::Null { .. } | StorageConfig::Ram { .. } => format!("{serial}/{ordinal}"),
         };
-        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("doorbell:{name}").as_bytes()).into_bytes();
-        Ok(Self { storage, block_bytes: spec.block_bytes, uuid })
+        Ok(Self::with_storage(spec.to_string(), storage, spec.block_bytes, &unique))
+    }
+
+    /// A storage that is open already. Its UUID is made from `unique`, and `name` is for people.
+    #[must_use]
+    pub fn with_storage(name: String, storage: Arc<dyn Storage>, block_bytes: u32, unique: &str) -> Self {
+        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("doorbell:{unique}").as_bytes()).into_bytes();
+        Self { name, storage, block_bytes, uuid }
+    }
+
+    /// What it is, as a person wrote it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether acknowledged writes need a flush to survive a power failure.
@@ -66,7 +79,7 @@ impl NamespaceTable {
         shared: &DeviceShared,
         opened: Opened,
     ) -> Result<u32, String> {
-        let Opened { storage, block_bytes, uuid } = opened;
+        let Opened { storage, block_bytes, uuid, .. } = opened;
         let config = NamespaceConfig {
             size_blocks: storage.size_bytes() / u64::from(block_bytes),
             block_bytes,
@@ -99,14 +112,12 @@ impl NamespaceTable {
     pub(super) fn resize(
         &mut self,
         controller: &mut HostController,
-        shared: &DeviceShared,
         nsid: u32,
         size_bytes: u64,
     ) -> Result<(), String> {
         let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        // Its queues share the size with it.
         entry.storage.resize(size_bytes).map_err(|error| error.to_string())?;
-        // Queues that know the size must take it anew.
-        shared.set_storage(nsid, Some(Arc::clone(&entry.storage)));
         controller
             .resize_namespace(nsid, size_bytes / u64::from(entry.block_bytes))
             .map_err(|error| error.to_string())

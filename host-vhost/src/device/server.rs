@@ -19,7 +19,7 @@ use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Sto
 use crate::ctl::protocol::{Answer, Command};
 use crate::ctl::server::ControlSocket;
 use crate::namespace_spec::NamespaceSpec;
-use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig};
+use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig, ToGroup};
 use crate::storage::OpenError;
 use crate::vfio_user::listener::{Handed, ListenError, Listener, Naming};
 
@@ -74,7 +74,7 @@ pub struct Server {
     control: Option<JoinHandle<()>>,
     socket: Option<ControlSocket>,
     /// After the control thread, which tells them what to do.
-    pollers: Vec<Poller>,
+    _pollers: Pollers,
 }
 
 impl Server {
@@ -83,30 +83,52 @@ impl Server {
     /// # Errors
     /// See [`ServeError`]; nothing is left behind.
     pub fn start(config: DeviceConfig) -> Result<Self, ServeError> {
-        let (source, path) = open_endpoint(&config.endpoint)?;
         let serial = serial(&config)?;
+        let (source, path) = open_endpoint(&config.endpoint)?;
+        let opened = open_namespaces(&config.namespaces, &serial)?;
+        Self::start_at(&config, serial, source, path, opened)
+    }
+
+    /// The same with namespaces whose storages are open already, in the place of those that `config` names.
+    ///
+    /// # Errors
+    /// See [`ServeError`]; nothing is left behind.
+    pub fn start_with(config: DeviceConfig, opened: Vec<Opened>) -> Result<Self, ServeError> {
+        let serial = serial(&config)?;
+        let (source, path) = open_endpoint(&config.endpoint)?;
+        Self::start_at(&config, serial, source, path, opened)
+    }
+
+    fn start_at(
+        config: &DeviceConfig,
+        serial: String,
+        source: Handed,
+        path: Option<PathBuf>,
+        opened: Vec<Opened>,
+    ) -> Result<Self, ServeError> {
         let shared = DeviceShared::new(config.vectors, config.doorbells, Storages::default());
         let shared = Arc::new(shared.map_err(system("make the doorbell page"))?);
-        let pollers = start_pollers(&config, &shared)?;
-        let groups = pollers.iter().map(|poller| GroupAddress {
+        let pollers = Pollers::start(config, &shared)?;
+        let groups = pollers.list.iter().map(|poller| GroupAddress {
             mailbox: Arc::clone(poller.mailbox()),
             epoll: Arc::clone(poller.epoll()),
         });
-        let gauges = pollers.iter().map(|poller| PollerGauge {
+        let gauges = pollers.list.iter().map(|poller| PollerGauge {
             counters: Arc::clone(poller.counters()),
             mailbox: Arc::clone(poller.mailbox()),
         });
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
-        let opened = open_namespaces(&config.namespaces, &serial)?;
         let write_cache = opened.iter().any(Opened::has_volatile_cache);
-        let controller = controller_config(&config, &serial, write_cache);
+        let controller = controller_config(config, &serial, write_cache);
         let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
         let mut table = NamespaceTable::default();
-        for (opened, spec) in opened.into_iter().zip(&config.namespaces) {
+        let namespaces = opened.len();
+        for opened in opened {
+            let spec = opened.name().to_owned();
             table
                 .add(&mut model.controller, &shared, opened)
-                .map_err(|why| ServeError::Refused { spec: spec.to_string(), why })?;
+                .map_err(|why| ServeError::Refused { spec, why })?;
         }
         let state = StateFile::choose(config.state.as_deref(), &config.namespaces);
         let mut control =
@@ -118,10 +140,10 @@ impl Server {
         let mut server = Self {
             socket: None,
             path,
-            namespaces: config.namespaces.len(),
+            namespaces,
             control: Some(control),
             shared,
-            pollers,
+            _pollers: pollers,
         };
         if let Some(path) = &server.path {
             server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial)?);
@@ -189,10 +211,41 @@ impl Drop for Server {
         {
             tracing::error!("the control thread ended by a panic");
         }
-        for (group, poller) in (0..).zip(&self.pollers) {
+    }
+}
+
+/// The pollers of one device. Dropping them waits until nothing is in flight and ends their threads, at the end
+/// of a server and where it can't be started alike.
+#[derive(Debug)]
+struct Pollers {
+    shared: Arc<DeviceShared>,
+    list: Vec<Poller>,
+}
+
+impl Pollers {
+    /// Starts a poller for each group.
+    fn start(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Self, ServeError> {
+        let mut pollers = Self { shared: Arc::clone(shared), list: Vec::new() };
+        for index in 0..config.pollers {
+            let cpu = config.cpus.get(index).copied();
+            let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
+            let runner = RunnerConfig {
+                group: index as u16,
+                mdts_bytes: config.mdts_bytes,
+                posted_registers: config.doorbells == DoorbellMode::Shadow,
+            };
+            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
+            pollers.list.push(poller);
+        }
+        Ok(pollers)
+    }
+}
+
+impl Drop for Pollers {
+    fn drop(&mut self) {
+        for (group, poller) in (0..).zip(&self.list) {
             let device = Arc::as_ptr(&self.shared).addr();
-            let message = crate::poller::ToGroup::Detach;
-            poller.mailbox().send(PollerMail::Group { device, group, message });
+            poller.mailbox().send(PollerMail::Group { device, group, message: ToGroup::Detach });
         }
     }
 }
@@ -262,22 +315,6 @@ fn controller_config(config: &DeviceConfig, serial: &str, write_cache: bool) -> 
     }
 }
 
-fn start_pollers(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Vec<Poller>, ServeError> {
-    (0..config.pollers)
-        .map(|index| {
-            let cpu = config.cpus.get(index).copied();
-            let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
-            let runner = RunnerConfig {
-                group: index as u16,
-                mdts_bytes: config.mdts_bytes,
-                posted_registers: config.doorbells == DoorbellMode::Shadow,
-            };
-            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
-            Ok(poller)
-        })
-        .collect()
-}
-
 fn open_namespaces(specs: &[NamespaceSpec], serial: &str) -> Result<Vec<Opened>, ServeError> {
     let open = |(ordinal, spec): (u64, &NamespaceSpec)| {
         Opened::open(spec, serial, ordinal)
@@ -309,5 +346,5 @@ fn control_socket(
             .map_err(|_| "the device didn't answer in 20 seconds: is its storage stuck?".to_owned())?;
         answer
     })
-    .map_err(system("make the control socket"))
+    .map_err(ServeError::from)
 }

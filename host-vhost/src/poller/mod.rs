@@ -18,7 +18,7 @@ mod work;
 pub use runner::{GroupReport, GroupRunner, QueueReport, RunnerConfig};
 pub use thread::{Poller, PollerConfig, PollerCounters, PollerMail, ToGroup};
 
-use doorbell_core::message::GroupMessage;
+use doorbell_core::message::{GroupMessage, GroupStatistics};
 
 /// What a group tells the control thread of its device.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub enum FromGroup {
     LevelChecked,
     /// After [`ToGroup::Detach`]: the group is gone.
     Detached,
+    /// After [`ToGroup::Statistics`], and before the reply to a reset.
+    Statistics(GroupStatistics),
     /// After [`ToGroup::Report`].
     Report(Box<GroupReport>),
 }

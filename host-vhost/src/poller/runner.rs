@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
-use doorbell_core::message::{GroupRequest, GroupStatistics};
+use doorbell_core::message::{GroupMessage, GroupReply, GroupRequest, GroupStatistics};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
@@ -209,6 +209,10 @@ impl GroupRunner {
             self.cancel(tag, lane, context);
         }
         while let Some(message) = self.group.poll_message() {
+            if message == GroupMessage::Reply(GroupReply::ResetDone) {
+                // Whoever waits for the reset finds the counters of everything before it.
+                self.tell(FromGroup::Statistics(self.group.statistics()));
+            }
             self.tell(FromGroup::Message(message));
             worked = true;
         }
@@ -250,6 +254,7 @@ impl GroupRunner {
             }
             ToGroup::Look => {}
             ToGroup::CancelAll => self.cancel_all(lane, context),
+            ToGroup::Statistics => self.tell(FromGroup::Statistics(self.group.statistics())),
             ToGroup::Report => self.tell(FromGroup::Report(Box::new(self.report()))),
             ToGroup::CheckLevel => {
                 self.update_level();

@@ -29,6 +29,8 @@ pub enum ToGroup {
     Look,
     /// Ask the storages to give up what is in flight.
     CancelAll,
+    /// Report the sums that the SMART log is made from.
+    Statistics,
     /// Report the counters.
     Report,
     /// Work out the group's part of the INTx level.
@@ -65,8 +67,6 @@ pub struct PollerConfig {
 /// Counters of a poller, for tests and `doorbell stat`.
 #[derive(Debug, Default)]
 pub struct PollerCounters {
-    /// Turns in which there was something to do.
-    pub busy_turns: AtomicU64,
     /// Times it slept or napped.
     pub sleeps: AtomicU64,
     /// Calls of `io_uring_enter`.
