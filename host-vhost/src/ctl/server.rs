@@ -106,8 +106,10 @@ fn next_client(listener: &Listener, stop: &Stop) -> Option<UnixStream> {
             *serving = Some(stream.try_clone()?);
             Ok(Some(stream))
         });
-        let mut fds =
-            [PollFd::new(&stop.eventfd, PollFlags::IN), PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&stop.eventfd, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
         match accepted {
             Ok(Some(stream)) if !stop.stopping.load(Ordering::Acquire) => return Some(stream),
             Ok(Some(_)) => return None,

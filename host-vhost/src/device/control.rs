@@ -1,21 +1,19 @@
 //! The control thread of a device: clients that come and go, and whatever isn't the I/O path.
 
-use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
-use doorbell_core::controller::NamespaceChange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::changes::Changes;
 use super::model::Model;
-use super::namespaces::{NamespaceTable, Opened};
+use super::namespaces::NamespaceTable;
 use super::report::ReportCollector;
 use super::state::StateFile;
 use super::{ControlMail, flush_all};
-use crate::ctl::protocol::{Answer, Command};
+use crate::ctl::protocol::Answer;
 use crate::memory::Sharing;
 use crate::poller::{FromGroup, ToGroup};
 use crate::rate_limit::warn_sometimes;
@@ -39,33 +37,19 @@ enum Phase {
     Ending(Released),
 }
 
-/// A change of namespaces that somebody at the control socket waits for.
-#[derive(Debug)]
-struct Waiting {
-    change: Change,
-    reply: Sender<Result<Answer, String>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// Every group knows of it.
-    Known(NamespaceChange),
-    /// The groups stand still, so that the storage can change its size.
-    Paused { nsid: u32, size_bytes: u64, groups_left: usize },
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Control {
-    model: Model,
+    pub(super) model: Model,
     listener: Option<Listener>,
     phase: Phase,
     connections: u64,
-    namespaces: NamespaceTable,
-    waiting: VecDeque<Waiting>,
-    reports: ReportCollector,
+    pub(super) namespaces: NamespaceTable,
+    pub(super) changes: Changes,
+    pub(super) reports: ReportCollector,
     state: StateFile,
     saved: Instant,
+    in_use: bool,
     quiescing_since: Option<Instant>,
     /// After a client that could not be accepted: when to look for one again.
     accept_after: Option<Instant>,
@@ -95,10 +79,11 @@ impl Control {
             phase,
             connections,
             namespaces,
-            waiting: VecDeque::new(),
+            changes: Changes::default(),
             reports,
             state,
             saved: Instant::now(),
+            in_use: false,
             quiescing_since: None,
             accept_after: None,
             stopping: false,
@@ -119,7 +104,7 @@ impl Control {
         if let Err(error) = flush_all(&storages) {
             tracing::error!(%error, "the last flush failed");
         }
-        self.state.save(self.model.controller.smart_counters());
+        self.save_state();
     }
 
     /// Handles everything that has come in.
@@ -133,10 +118,12 @@ impl Control {
         }
         self.finish_tickets();
         self.check_sharing();
+        self.note_use();
         self.watch_patience();
+        self.watch_pause();
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
-            self.state.save(self.model.controller.smart_counters());
+            self.save_state();
             // For the next time.
             self.model.tell_groups(ToGroup::Statistics);
         }
@@ -161,7 +148,8 @@ impl Control {
             Phase::Ending(released) => {
                 if released.is_complete() && !self.model.is_quiescing() {
                     self.phase = Phase::Waiting;
-                    self.state.save(self.model.controller.smart_counters());
+                    self.in_use = false;
+                    self.save_state();
                     self.accept();
                 }
             }
@@ -259,7 +247,8 @@ impl Control {
             ControlMail::Group { group, message } => {
                 self.model.handle_group(group, &message);
                 match message {
-                    FromGroup::Paused => self.group_paused(),
+                    FromGroup::Paused { ticket } => self.group_paused(ticket),
+                    FromGroup::Refreshed { ticket } => self.group_refreshed(ticket),
                     FromGroup::Report(report) => {
                         for reply in self.reports.add(*report) {
                             let answer = self.statistics();
@@ -277,105 +266,6 @@ impl Control {
         }
     }
 
-    fn handle_command(&mut self, command: Command, reply: Sender<Result<Answer, String>>) {
-        match command {
-            Command::Stat => {
-                self.reports.ask(reply, self.model.group_count());
-                self.model.tell_groups(ToGroup::Report);
-            }
-            Command::NamespaceRemove { nsid } => {
-                let started = self.model.controller.remove_namespace(nsid).map_err(|error| error.to_string());
-                self.wait_for(started, Change::Known(NamespaceChange::Removed { nsid }), reply);
-            }
-            Command::NamespaceResize { nsid, size_bytes } => {
-                let busy = self.waiting.iter().any(|one| matches!(one.change, Change::Paused { .. }));
-                let started = if busy {
-                    Err("another namespace is being resized: try again".into())
-                } else {
-                    self.namespaces.check_resize(nsid, size_bytes)
-                };
-                let groups_left = self.model.group_count();
-                if started.is_ok() {
-                    self.model.tell_groups(ToGroup::Pause);
-                }
-                self.wait_for(started, Change::Paused { nsid, size_bytes, groups_left }, reply);
-            }
-            Command::NamespaceAdd { .. } => {
-                let _ = reply.send(Err("a namespace to add comes with its storage opened".into()));
-            }
-        }
-    }
-
-    fn add_namespace(&mut self, opened: Opened, reply: Sender<Result<Answer, String>>) {
-        match self.namespaces.add(&mut self.model.controller, &self.model.shared, opened) {
-            Ok(nsid) => self.wait_for(Ok(()), Change::Known(NamespaceChange::Added { nsid }), reply),
-            Err(text) => {
-                let _ = reply.send(Err(text));
-            }
-        }
-    }
-
-    fn wait_for(
-        &mut self,
-        started: Result<(), String>,
-        change: Change,
-        reply: Sender<Result<Answer, String>>,
-    ) {
-        match started {
-            Ok(()) => self.waiting.push_back(Waiting { change, reply }),
-            Err(text) => {
-                let _ = reply.send(Err(text));
-            }
-        }
-    }
-
-    /// Every group knows of a change.
-    fn namespace_changed(&mut self, change: NamespaceChange) {
-        let nsid = match change {
-            NamespaceChange::Removed { nsid } => {
-                self.namespaces.removed(nsid);
-                self.model.shared.set_storage(nsid, None);
-                self.model.tell_groups(ToGroup::Look);
-                nsid
-            }
-            NamespaceChange::Added { nsid } | NamespaceChange::Resized { nsid } => nsid,
-        };
-        if let Some(place) = self.waiting.iter().position(|one| one.change == Change::Known(change))
-            && let Some(waiting) = self.waiting.remove(place)
-        {
-            let _ = waiting.reply.send(Ok(Answer::Namespace { nsid }));
-        }
-    }
-
-    /// One more group stands still; after the last one the storage is resized, and the groups go on.
-    fn group_paused(&mut self) {
-        let resizing = |one: &mut Waiting| match &mut one.change {
-            Change::Paused { nsid, size_bytes, groups_left } => {
-                *groups_left = groups_left.saturating_sub(1);
-                (*groups_left == 0).then_some((*nsid, *size_bytes))
-            }
-            Change::Known(_) => None,
-        };
-        let found = self
-            .waiting
-            .iter_mut()
-            .enumerate()
-            .find_map(|(place, one)| resizing(one).map(|resize| (place, resize)));
-        let Some((place, (nsid, size_bytes))) = found else { return };
-        let resized = self.namespaces.resize(&mut self.model.controller, nsid, size_bytes);
-        self.model.tell_groups(ToGroup::Resume);
-        let Some(mut waiting) = self.waiting.remove(place) else { return };
-        match resized {
-            Ok(()) => {
-                waiting.change = Change::Known(NamespaceChange::Resized { nsid });
-                self.waiting.push_back(waiting);
-            }
-            Err(text) => {
-                let _ = waiting.reply.send(Err(text));
-            }
-        }
-    }
-
     fn statistics(&mut self) -> Answer {
         let connected = matches!(self.phase, Phase::Serving(_));
         let mut statistics = self.reports.statistics(&self.model);
@@ -383,6 +273,24 @@ impl Control {
         statistics.connections = self.connections;
         statistics.namespaces = self.namespaces.statistics();
         Answer::Stat(Box::new(statistics))
+    }
+
+    fn save_state(&mut self) {
+        self.state.save(self.model.controller.smart_counters(), self.in_use);
+    }
+
+    /// Notes once for each client that its guest uses the controller, and takes that back when it has shut it
+    /// down or is gone, so that a process that is killed in between leaves word of an unsafe shutdown.
+    fn note_use(&mut self) {
+        let in_use = match self.phase {
+            Phase::Serving(_) => self.model.is_in_use().unwrap_or(self.in_use),
+            Phase::Ending(_) => self.in_use,
+            Phase::Waiting => false,
+        };
+        if in_use != self.in_use {
+            self.in_use = in_use;
+            self.save_state();
+        }
     }
 
     /// Sleeps until something comes in.
@@ -423,7 +331,8 @@ impl Control {
     }
 
     fn longest_sleep(&self) -> Duration {
-        let short = self.quiescing_since.is_some() || self.accept_after.is_some();
+        let short =
+            self.quiescing_since.is_some() || self.accept_after.is_some() || self.changes.is_pausing();
         if short { ACCEPT_AGAIN } else { Duration::from_secs(10) }
     }
 }

@@ -94,14 +94,17 @@ impl NamespaceTable {
         Ok(nsid)
     }
 
-    /// A namespace is gone altogether.
-    pub(super) fn removed(&mut self, nsid: u32) {
-        self.entries.remove(&nsid);
+    /// A namespace is gone altogether. Returns its storage.
+    pub(super) fn removed(&mut self, nsid: u32) -> Option<Arc<dyn Storage>> {
+        self.entries.remove(&nsid).map(|entry| entry.storage)
     }
 
     /// Whether a size is worth pausing the groups for.
     pub(super) fn check_resize(&self, nsid: u32, size_bytes: u64) -> Result<(), String> {
-        let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        let entry = self
+            .entries
+            .get(&nsid)
+            .ok_or_else(|| format!("there is no namespace {nsid}; `doorbell stat` shows which there are"))?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(entry.block_bytes)) {
             return Err(format!("{size_bytes} bytes is no whole number of blocks of {}", entry.block_bytes));
         }

@@ -137,14 +137,8 @@ impl Server {
             .name("control".into())
             .spawn(move || control.run())
             .map_err(system("start the control thread"))?;
-        let mut server = Self {
-            socket: None,
-            path,
-            namespaces,
-            control: Some(control),
-            shared,
-            _pollers: pollers,
-        };
+        let mut server =
+            Self { socket: None, path, namespaces, control: Some(control), shared, _pollers: pollers };
         if let Some(path) = &server.path {
             server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial)?);
         }
@@ -180,6 +174,7 @@ impl Server {
     /// # Errors
     /// Where signals can't be waited for.
     pub fn run_until_signal(self) -> std::io::Result<()> {
+        use std::io::Write as _;
         use std::time::Duration;
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -189,10 +184,12 @@ impl Server {
             .path
             .as_ref()
             .map_or("a socket that was handed over".into(), |path| path.display().to_string());
-        println!("serving {} namespace(s) on {place}", self.namespaces);
-        println!("attach QEMU 10.1 or newer with\n  {}", self.attach_line());
-        use std::io::Write as _;
-        std::io::stdout().flush()?;
+        // Whoever started us may not care to read it, which is no reason to end.
+        let mut output = std::io::stdout().lock();
+        let _ = writeln!(output, "serving {} namespace(s) on {place}", self.namespaces)
+            .and_then(|()| writeln!(output, "attach QEMU 10.1 or newer with\n  {}", self.attach_line()))
+            .and_then(|()| output.flush());
+        drop(output);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) && !self.is_over() {
             // A signal ends the sleep.
             std::thread::park_timeout(Duration::from_millis(200));

@@ -26,7 +26,15 @@ pub enum FromGroup {
     /// A message of the core.
     Message(GroupMessage),
     /// After [`ToGroup::Pause`]: nothing of this group touches its storages until it is resumed.
-    Paused,
+    Paused {
+        /// The pause's.
+        ticket: u64,
+    },
+    /// After [`ToGroup::Refresh`]: the group has the present storages and no others.
+    Refreshed {
+        /// The request's.
+        ticket: u64,
+    },
     /// After [`ToGroup::CheckLevel`]: the group's part of the INTx level is up to date.
     LevelChecked,
     /// After [`ToGroup::Detach`]: the group is gone.

@@ -79,7 +79,8 @@ pub struct GroupRunner {
     /// Latencies by submission queue identifier.
     latencies: Vec<Latency>,
     turns: u32,
-    pausing: bool,
+    /// A pause that waits for commands in flight.
+    pausing: Option<u64>,
     /// The admin queue's doorbells as this group saw them last; only the first group looks.
     admin_doorbells: [u32; 2],
 }
@@ -106,7 +107,7 @@ impl GroupRunner {
             done: Vec::with_capacity(MAX_COMMANDS),
             latencies: Vec::new(),
             turns: 0,
-            pausing: false,
+            pausing: None,
             admin_doorbells: [0; 2],
         }
     }
@@ -216,9 +217,8 @@ impl GroupRunner {
             self.tell(FromGroup::Message(message));
             worked = true;
         }
-        if self.pausing && self.group.in_flight() == 0 {
-            self.pausing = false;
-            self.tell(FromGroup::Paused);
+        if let Some(ticket) = self.pausing.take_if(|_| self.group.in_flight() == 0) {
+            self.tell(FromGroup::Paused { ticket });
             worked = true;
         }
         worked
@@ -244,14 +244,16 @@ impl GroupRunner {
         }
         match message {
             ToGroup::Request(request) => self.handle_request(request, lane, context),
-            ToGroup::Pause => {
+            ToGroup::Pause { ticket } => {
                 self.group.pause();
-                self.pausing = true;
+                self.pausing = Some(ticket);
             }
             ToGroup::Resume => {
-                self.pausing = false;
+                self.pausing = None;
                 self.group.resume();
             }
+            // Done above.
+            ToGroup::Refresh { ticket } => self.tell(FromGroup::Refreshed { ticket }),
             ToGroup::Look => {}
             ToGroup::CancelAll => self.cancel_all(lane, context),
             ToGroup::Statistics => self.tell(FromGroup::Statistics(self.group.statistics())),
@@ -332,6 +334,8 @@ impl GroupRunner {
             });
         }
         self.storages = next;
+        // The ring closes files whose queues are gone when it is next used, which may be never.
+        context.submit_batch();
     }
 
     /// Lets go of mappings that went away, which somebody waits for: nothing is fetched until the commands in

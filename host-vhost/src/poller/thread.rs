@@ -22,9 +22,17 @@ pub enum ToGroup {
     /// A request of the core's controller.
     Request(GroupRequest),
     /// Stop fetching and say when nothing is in flight any more.
-    Pause,
+    Pause {
+        /// Comes back in [`FromGroup::Paused`](super::FromGroup::Paused).
+        ticket: u64,
+    },
     /// Go on.
     Resume,
+    /// The storages have changed: say when those that are gone aren't in use any more.
+    Refresh {
+        /// Comes back in [`FromGroup::Refreshed`](super::FromGroup::Refreshed).
+        ticket: u64,
+    },
     /// Guest memory or the environment has changed: look.
     Look,
     /// Ask the storages to give up what is in flight.
