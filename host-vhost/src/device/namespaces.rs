@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use doorbell_core::controller::NamespaceConfig;
+use doorbell_core::controller::{NamespaceConfig, NamespaceError};
 use uuid::Uuid;
 
-use super::DeviceShared;
 use super::model::HostController;
+use super::{DeviceShared, MAX_NAMESPACES};
 use crate::ctl::protocol::NamespaceStatistics;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{OpenError, Storage, StorageConfig};
@@ -88,7 +88,12 @@ impl NamespaceTable {
             nguid: [0; 16],
             eui64: [0; 8],
         };
-        let nsid = controller.add_namespace(None, config).map_err(|error| error.to_string())?;
+        let nsid = controller.add_namespace(None, config).map_err(|error| match error {
+            NamespaceError::Full => {
+                format!("{error}: {MAX_NAMESPACES} is the most, remove one first")
+            }
+            error => error.to_string(),
+        })?;
         shared.set_storage(nsid, Some(Arc::clone(&storage)));
         self.entries.insert(nsid, Entry { storage, block_bytes });
         Ok(nsid)

@@ -24,7 +24,7 @@ fn a_doorbell_rung_while_paused_needs_no_second_ring() {
         let buffer = nvme.allocate(128 << 10).unwrap();
         let mut first = nvme.create_queue_pair(64, 32, mode, false).unwrap();
         let mut second = nvme.create_queue_pair(64, 32, mode, false).unwrap();
-        for round in 0..5u64 {
+        for round in 0..3u64 {
             faults.set(vec![FaultRule::all(HOLD)]);
             first.submit(&transfer(READ, 0, IOVA + buffer, 4096)).unwrap();
             first.ring().unwrap();
@@ -33,7 +33,7 @@ fn a_doorbell_rung_while_paused_needs_no_second_ring() {
             let answer = std::thread::scope(|scope| {
                 let asking = scope.spawn(|| rig.ask(Command::NamespaceResize { nsid: 1, size_bytes }));
                 // Paused by now, and it can't go on before the command in flight ends.
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(400));
                 faults.clear();
                 for at in 0..16 {
                     second.submit(&transfer(READ, at * 8, IOVA + buffer + 4096 * (at + 1), 4096)).unwrap();
