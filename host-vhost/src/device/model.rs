@@ -158,7 +158,8 @@ impl Model {
                 }
             }
             FromGroup::Report(report) => self.controller.update_statistics(group, report.statistics),
-            FromGroup::Paused | FromGroup::Detached => {}
+            FromGroup::Statistics(statistics) => self.controller.update_statistics(group, *statistics),
+            FromGroup::Paused { .. } | FromGroup::Refreshed { .. } | FromGroup::Detached => {}
         }
     }
 
@@ -232,6 +233,18 @@ impl Model {
         self.level_checks = 0;
         self.look = true;
         self.sharing_looks = SHARING_LOOKS;
+    }
+
+    /// Whether a guest would lose something if we ended now; `None` in the middle of a reset or a shutdown.
+    pub(super) fn is_in_use(&self) -> Option<bool> {
+        let mut csts = [0; 4];
+        self.controller.read_register(register::CSTS, &mut csts);
+        // RDY, and SHST 10b for a shutdown that is complete.
+        match (csts[0] & 1 != 0, csts[0] >> 2 & 3) {
+            (true, 0) => Some(true),
+            (_, 2) => Some(false),
+            _ => None,
+        }
     }
 
     /// The admin submission queue's guest address, once the guest has written a command there.

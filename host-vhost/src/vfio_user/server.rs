@@ -604,6 +604,8 @@ impl Released {
     /// Whether no thread uses the client's memory any more.
     #[must_use]
     pub fn is_complete(&self) -> bool {
+        // Emptied before looking, so that a signal after the look is seen by the next poll.
+        let _ = rustix::io::read(&*self.eventfd, &mut [0; 8]);
         self.regions.iter().all(|region| region.strong_count() == 0)
     }
 }
