@@ -38,6 +38,9 @@ pub const MAX_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Requests that may wait while the reader is in a call of its own.
 pub const MAX_QUEUED_REQUESTS: usize = 256;
 
+/// Requests of the peer that may wait for the device to finish something.
+pub const MAX_PENDING_REQUESTS: usize = 4096;
+
 /// How long a call waits unless told otherwise. Below the 5 seconds after which QEMU gives up a message of
 /// its own, which may be waiting for us to return from this very call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -57,6 +60,9 @@ pub enum Lost {
     /// The peer sent requests without waiting while it was being asked something.
     #[error("the client sent more than {MAX_QUEUED_REQUESTS} requests while it owed an answer")]
     Flood,
+    /// The peer sent requests without waiting for the answers to earlier ones.
+    #[error("the client sent more than {MAX_PENDING_REQUESTS} requests that wait for the device")]
+    Pending,
 }
 
 /// Why a call has no result.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Lost, Message};
+use super::connection::{Connection, Lost, MAX_PENDING_REQUESTS, Message};
 use super::device::{Device, MemoryRange, Progress, RegionDescription, Ticket};
 use super::dma::DmaPort;
 use super::protocol::{
@@ -545,6 +545,9 @@ impl Session {
         regions: Vec<Weak<Region>>,
         reply: PendingReply,
     ) -> Result<(), Lost> {
+        if self.pending.len() >= MAX_PENDING_REQUESTS {
+            return Err(Lost::Pending);
+        }
         self.pending.push_back(Pending { header: *header, ticket, regions, reply });
         self.settle()
     }
