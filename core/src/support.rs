@@ -82,6 +82,35 @@ pub(crate) const IO_COMMANDS: [IoCommandSupport; 7] = [
     io(NvmOpcode::VERIFY, 1 << 7, NAMESPACE),
 ];
 
+/// The opcodes of [`IO_COMMANDS`], a bit each; all are below 32.
+const IO_OPCODES: u32 = opcodes(&IO_COMMANDS, false);
+/// Those that change the medium.
+const WRITING_IO_OPCODES: u32 = opcodes(&IO_COMMANDS, true);
+
+const fn opcodes(mut commands: &[IoCommandSupport], only_writing: bool) -> u32 {
+    let mut set = 0;
+    while let Some((command, rest)) = commands.split_first() {
+        assert!(command.opcode.0 < 32, "the sets of opcodes have 32 bits");
+        if !only_writing || command.effects.content_change() {
+            set |= 1u32.wrapping_shl(command.opcode.0 as u32);
+        }
+        commands = rest;
+    }
+    set
+}
+
+/// Whether groups carry an I/O command out.
+#[inline]
+pub(crate) const fn is_io_command(opcode: NvmOpcode) -> bool {
+    opcode.0 < 32 && IO_OPCODES & 1u32.wrapping_shl(opcode.0 as u32) != 0
+}
+
+/// Whether an I/O command changes the medium.
+#[inline]
+pub(crate) const fn changes_medium(opcode: NvmOpcode) -> bool {
+    opcode.0 < 32 && WRITING_IO_OPCODES & 1u32.wrapping_shl(opcode.0 as u32) != 0
+}
+
 /// ONCS bit 4: the Select field of Get Features and the Save field of Set Features are understood.
 pub(crate) const ONCS_SELECT_AND_SAVE: u16 = 1 << 4;
 
@@ -145,16 +174,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_and_parser_agree_on_every_io_opcode() {
+    fn the_dispatcher_knows_every_opcode_of_the_table_and_no_other() {
+        // NVM Command Set Specification 1.0, Figure 13: Flush, Write, Read, Compare, Write Zeroes, Dataset
+        // Management, Verify; those that write.
+        let supported = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0c];
+        let writing = [0x01, 0x08, 0x09];
         for opcode in 0..=u8::MAX {
-            assert_eq!(
-                io_command(opcode).is_some(),
-                NvmOpcode(opcode).is_supported(),
-                "opcode {opcode:#04x}"
-            );
-            if let Some(command) = io_command(opcode) {
-                assert_eq!(command.effects.content_change(), command.opcode.writes());
-            }
+            assert_eq!(is_io_command(NvmOpcode(opcode)), supported.contains(&opcode), "{opcode:#04x}");
+            assert_eq!(changes_medium(NvmOpcode(opcode)), writing.contains(&opcode), "{opcode:#04x}");
+            assert_eq!(io_command(opcode).is_some(), supported.contains(&opcode), "{opcode:#04x}");
         }
     }
 

@@ -277,7 +277,7 @@ fn a_queued_worker_command_is_cancelled_before_it_runs() {
     let mut data = vec![0xAA; 512];
     let one = [segment(&mut data)];
     assert_eq!(poller.submit(1, Operation::Read, 0, 512, &one), Submission::Queued);
-    assert!(control.wait_for(1, Duration::from_secs(10)));
+    assert!(control.wait_for(1, Duration::from_secs(60)));
     assert!(poller.context.cancel(1));
     assert_eq!(poller.finish(1), [(1, Err(StorageError::Cancelled))]);
     assert!(data.iter().all(|&byte| byte == 0xAA), "cancelled, so not touched");
@@ -312,11 +312,11 @@ fn held_commands_touch_memory_only_when_released() {
     let mut data = vec![0xAA; 512];
     let one = [segment(&mut data)];
     assert_eq!(poller.submit(1, Operation::Read, 4096, 512, &one), Submission::Queued);
-    assert!(control.wait_for(1, Duration::from_secs(10)));
+    assert!(control.wait_for(1, Duration::from_secs(60)));
     assert!(poller.context.cancel(1), "heard by nobody");
     let mut never = vec![0xAA; 512];
     assert_eq!(poller.submit(2, Operation::Read, 8192, 512, &[segment(&mut never)]), Submission::Queued);
-    assert!(control.wait_for(2, Duration::from_secs(10)));
+    assert!(control.wait_for(2, Duration::from_secs(60)));
     std::thread::sleep(Duration::from_millis(5));
     assert_eq!(poller.context.reap(&mut |_, _| panic!("held")), 0);
     assert!(data.iter().all(|&byte| byte == 0xAA));
@@ -326,7 +326,7 @@ fn held_commands_touch_memory_only_when_released() {
     assert_eq!(poller.context.in_flight(), 1);
     let start = Instant::now();
     drop(poller);
-    assert!(start.elapsed() < Duration::from_secs(5), "a context can go although a disk never answers");
+    assert!(start.elapsed() < Duration::from_secs(60), "a context can go although a disk never answers");
     assert!(never.iter().all(|&byte| byte == 0xAA));
 }
 

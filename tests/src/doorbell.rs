@@ -19,7 +19,7 @@ use crate::process::{Process, wait_for};
 use crate::qemu::Device;
 
 /// How long the server may take to open its socket, and to stop.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running server. Dropping it kills it.
 #[derive(Debug)]

@@ -106,7 +106,7 @@ pub fn run_bios(device: Device) -> Result<String> {
     })?;
     let serial = collect(&mut qemu)?;
     // isa-debug-exit turns 10h into 21h.
-    let status = qemu.process.wait(Duration::from_secs(60)).with_context(|| serial.text())?;
+    let status = qemu.process.wait(Duration::from_secs(180)).with_context(|| serial.text())?;
     let said = qemu.process.said();
     ensure!(status.code() == Some(0x21), "QEMU ended with {status}: {said}\n{}", serial.text());
     Ok(serial.text())
@@ -163,7 +163,7 @@ pub fn run_efi(device: Device) -> Result<String> {
         Ok(())
     })?;
     let serial = collect(&mut qemu)?;
-    let status = qemu.process.wait(Duration::from_secs(120)).with_context(|| serial.text())?;
+    let status = qemu.process.wait(Duration::from_secs(300)).with_context(|| serial.text())?;
     ensure!(status.success(), "QEMU ended with {status}: {}\n{}", qemu.process.said(), serial.text());
     Ok(serial.text())
 }

@@ -55,7 +55,7 @@ impl Guest {
             devices: vec![device],
             scripts: scripts.iter().map(|&script| script.to_owned()).collect(),
             kernel,
-            limit: Duration::from_secs(180),
+            limit: Duration::from_secs(600),
         }
     }
 
@@ -74,7 +74,7 @@ impl Guest {
         self
     }
 
-    /// How long it may run in all; 180 s if nothing else is said.
+    /// How long it may run in all; 600 s if nothing else is said.
     #[must_use]
     pub const fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -145,7 +145,7 @@ impl Guest {
                 _ => {}
             }
         }
-        let status = qemu.process.wait(Duration::from_secs(10))?;
+        let status = qemu.process.wait(Duration::from_secs(60))?;
         let result = result.ok_or_else(|| {
             anyhow!(
                 "QEMU ended with {status}, no result; it said:\n{}\n{}",

@@ -17,7 +17,7 @@ use crate::process::wait_for;
 use crate::qemu::{Device, Qemu};
 
 /// Longer than any request may take: a vfio-user message times out after 5 s on QEMU's side.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// One request carries at most this much memory, so that lines stay short.
 const CHUNK_BYTES: usize = 256 << 10;

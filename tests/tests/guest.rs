@@ -97,7 +97,7 @@ fn twenty_reboots_keep_the_disk() -> Result<()> {
     const BOOTS: u32 = 20;
     let subject = Subject::start()?;
     let mut boots = 0;
-    let guest = Guest::new(subject.device(), &["reboot"]).limit(Duration::from_secs(600));
+    let guest = Guest::new(subject.device(), &["reboot"]).limit(Duration::from_secs(1200));
     guest.run_with(|question| {
         Ok(match question {
             "boot" => {

@@ -3,6 +3,7 @@
 //! One job is one file in `job/`; everything that a fresh machine needs is in `setup/`. A part that is
 //! missing on the machine is a failure with a message that says what to do, never a silent skip.
 
+mod bare_metal;
 mod command;
 mod job;
 mod layout;

@@ -15,8 +15,10 @@
 //! A command is fetched only when a slot of the command table is free *and* an entry of its completion queue
 //! is reserved; so completing can't fail, and the table may be much smaller than the queues.
 
+mod interrupt;
 mod parse;
 mod request;
+mod sleep;
 mod slots;
 mod statistics;
 
@@ -24,7 +26,7 @@ use heapless::{Deque, Vec};
 
 use crate::command::IoCommand;
 use crate::doorbell::{DoorbellError, Registers};
-use crate::memory::{DmaError, DmaMemory};
+use crate::memory::DmaMemory;
 use crate::message::{
     Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupStatistics,
 };
@@ -448,142 +450,6 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         }
     }
 
-    /// The vector of a completion queue whose new entries the driver should be told of, or `None`.
-    ///
-    /// `now_ns` is the host's monotonic clock in nanoseconds, for interrupt coalescing; with coalescing off
-    /// (the default) it has no effect. The host calls this after a batch of completions: however many entries
-    /// a queue got, it is one interrupt.
-    #[inline]
-    #[must_use = "the interrupt has to be raised"]
-    pub fn poll_interrupt(&mut self, now_ns: u64) -> Option<u16> {
-        if self.unannounced.is_empty() {
-            return None;
-        }
-        let coalescing = self.coalescing;
-        let mut position = 0;
-        while let Some(&index) = self.unannounced.get(position) {
-            let Some(Some(completion)) = self.completion.get_mut(usize::from(index)) else {
-                remove(&mut self.unannounced, position);
-                continue;
-            };
-            let since = *completion.since.get_or_insert(now_ns);
-            if completion.coalesce && !coalescing.is_due(completion.unannounced, now_ns.saturating_sub(since))
-            {
-                position = position.wrapping_add(1);
-                continue;
-            }
-            completion.unannounced = 0;
-            completion.since = None;
-            completion.interrupts = completion.interrupts.wrapping_add(1);
-            let vector = completion.vector;
-            remove(&mut self.unannounced, position);
-            if vector.is_some() {
-                return vector;
-            }
-        }
-        None
-    }
-
-    /// Whether [`QueueGroup::poll_interrupt`] has anything to decide; spares hosts a look at the clock.
-    #[inline]
-    #[must_use]
-    pub fn wants_interrupt(&self) -> bool {
-        !self.unannounced.is_empty()
-    }
-
-    /// When [`QueueGroup::poll_interrupt`] should be called again for interrupts that coalescing holds back,
-    /// on the same clock, or `None` where none is held back.
-    #[must_use]
-    pub fn interrupt_deadline_ns(&self) -> Option<u64> {
-        let time_ns = self.coalescing.time_ns();
-        let held =
-            self.unannounced.iter().filter_map(|&index| self.completion.get(usize::from(index))?.as_ref());
-        held.filter_map(|completion| completion.since).map(|since| since.saturating_add(time_ns)).min()
-    }
-
-    /// Whether a pin-based interrupt (INTx) is to be asserted on account of this group: a completion queue
-    /// with interrupts enabled has entries that the driver hasn't taken (PCIe Transport Specification 1.0,
-    /// section 3.5.1). Masking (INTMS) is the controller's.
-    ///
-    /// Looks at the head doorbells, and arms those of queues that assert the pin: the driver then writes the
-    /// register when it takes the entries, and not the shadow alone. Nobody could tell otherwise that the level
-    /// has fallen, and there are VMMs that lower the pin only when a register is accessed.
-    pub fn is_level_asserted(&mut self, memory: &impl DmaMemory, registers: &Registers) -> bool {
-        let mut asserted = false;
-        for index in 0..QUEUES {
-            let Some(Some(completion)) = self.completion.get_mut(index) else { continue };
-            if completion.vector.is_none() || completion.queue.unread() == 0 {
-                continue;
-            }
-            let mut polled = completion.queue.poll_head(memory, registers);
-            if completion.queue.unread() > 0 && completion.queue.arm(memory, registers) == Ok(true) {
-                polled = polled.and(completion.queue.poll_head(memory, registers));
-            }
-            asserted |= completion.queue.unread() > 0;
-            let qid = completion.queue.qid;
-            if let Err(error) = polled {
-                self.doorbell_failed(qid, true, error);
-            }
-        }
-        asserted
-    }
-
-    /// Prepares for sleep: asks the driver, through EventIdx, to write a register at its next move.
-    ///
-    /// Empty submission queues arm their tail. One with commands that wait for an entry of its completion
-    /// queue arms that queue's head. With `level_interrupts` (INTx) completion queues with unread entries do
-    /// too, since the level falls when the head moves.
-    pub fn arm(&mut self, memory: &impl DmaMemory, registers: &Registers, level_interrupts: bool) -> Armed {
-        if self.has_message() {
-            return Armed::Busy;
-        }
-        if self.resetting || self.paused {
-            return Armed::Sleep;
-        }
-        let mut armed = Armed::Sleep;
-        let mut lost = None;
-        for position in 0..QUEUES {
-            let Some(Some(submission)) = self.submission.get_mut(position) else { continue };
-            if submission.stopped {
-                continue;
-            }
-            let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
-                continue;
-            };
-            let waits = submission.queue.waiting() > 0;
-            let moved = if !waits {
-                submission.queue.arm(memory, registers)
-            } else if completion.queue.is_full() {
-                completion.queue.arm(memory, registers)
-            } else {
-                // Either it can be fetched now, or it waits for a slot and a completion will wake the owner.
-                Ok(!self.slots.is_full())
-            };
-            match moved {
-                Ok(false) => {
-                    submission.statistics.rearms_won = submission.statistics.rearms_won.wrapping_add(1)
-                }
-                Ok(true) => {
-                    submission.statistics.rearms_lost = submission.statistics.rearms_lost.wrapping_add(1);
-                    armed = Armed::Busy;
-                }
-                Err(DmaError) => lost = Some(submission.queue.qid),
-            }
-        }
-        if let Some(qid) = lost {
-            self.doorbell_failed(qid, false, DoorbellError::Dma);
-        }
-        if level_interrupts {
-            for completion in self.completion.iter_mut().flatten() {
-                let unread = completion.vector.is_some() && completion.queue.unread() > 0;
-                if unread && completion.queue.arm(memory, registers) == Ok(true) {
-                    armed = Armed::Busy;
-                }
-            }
-        }
-        if self.has_message() { Armed::Busy } else { armed }
-    }
-
     fn has_message(&self) -> bool {
         self.reply.is_some() || self.fatal.is_some() || !self.events.is_empty()
     }
@@ -706,15 +572,5 @@ fn remove<const N: usize>(vec: &mut Vec<u16, N>, position: usize) {
         && let Some(place) = vec.get_mut(position)
     {
         *place = last;
-    }
-}
-
-impl Coalescing {
-    fn time_ns(self) -> u64 {
-        u64::from(self.time_100us).wrapping_mul(100_000)
-    }
-
-    fn is_due(self, entries: u32, waited_ns: u64) -> bool {
-        entries > u32::from(self.threshold_z) || waited_ns >= self.time_ns()
     }
 }

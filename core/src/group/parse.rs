@@ -11,6 +11,7 @@ use crate::namespace::Namespace;
 use crate::spec::nvm::{self, NvmOpcode};
 use crate::spec::queue_entry::SubmissionQueueEntry;
 use crate::spec::status::Status;
+use crate::support;
 
 /// NSID that stands for every namespace.
 const ALL_NAMESPACES: u32 = u32::MAX;
@@ -46,14 +47,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        if !opcode.is_supported() {
+        if !support::is_io_command(opcode) {
             return Err(Status::INVALID_OPCODE.dnr());
         }
         if opcode == NvmOpcode::FLUSH && entry.nsid.get() == ALL_NAMESPACES {
             return Ok(Checked { kind: Kind::FlushAll, range: nothing });
         }
         let namespace = self.namespace(entry.nsid.get())?;
-        if namespace.read_only && opcode.writes() {
+        if namespace.read_only && support::changes_medium(opcode) {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.dnr());
         }
         match opcode {

@@ -19,32 +19,9 @@ impl NvmOpcode {
     pub const DATASET_MANAGEMENT: Self = Self(0x09);
     /// Verify.
     pub const VERIFY: Self = Self(0x0c);
-
-    /// Whether the controller carries it out.
-    #[inline]
-    #[must_use]
-    pub const fn is_supported(self) -> bool {
-        matches!(
-            self,
-            Self::FLUSH
-                | Self::WRITE
-                | Self::READ
-                | Self::COMPARE
-                | Self::WRITE_ZEROES
-                | Self::DATASET_MANAGEMENT
-                | Self::VERIFY
-        )
-    }
-
-    /// Whether it changes the medium.
-    #[inline]
-    #[must_use]
-    pub const fn writes(self) -> bool {
-        matches!(self, Self::WRITE | Self::WRITE_ZEROES | Self::DATASET_MANAGEMENT)
-    }
 }
 
-/// Command Dword 12: Force Unit Access (FUA) of Read, Write, Write Zeroes.
+/// Command Dword 12: Force Unit Access (FUA). Obeyed for Write and Write Zeroes, not for Read.
 pub const CDW12_FUA: u32 = 1 << 30;
 /// Command Dword 12: Deallocate (DEAC) of Write Zeroes.
 pub const CDW12_DEALLOCATE: u32 = 1 << 25;

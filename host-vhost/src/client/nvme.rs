@@ -134,7 +134,7 @@ impl Nvme {
                 let (offset, size) = (area.offset.get(), area.size.get());
                 let place = bar.info.offset.get() + offset;
                 let mapping = Mapping::new(file.as_fd(), place, size, Rights::READ_WRITE)
-                    .map_err(ClientError::System)?;
+                    .map_err(|error| ClientError::System(error.into()))?;
                 Some(Arc::new(DoorbellMap::new(mapping, offset, size)))
             }
             _ => None,

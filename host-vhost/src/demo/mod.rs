@@ -7,6 +7,7 @@
 mod cpus;
 mod load;
 mod session;
+mod silence;
 mod tables;
 
 pub use session::{DemoError, run};

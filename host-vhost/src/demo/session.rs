@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::cpus::Cpus;
 use super::load::{Job, LoadError, Outcome, Pointer, Random, run as run_load};
-use super::tables::{DEPTHS, MethodRow, NULL_DEPTHS, SizeRow, print_methods, print_null, print_sizes};
+use super::silence::{self, Silence};
+use super::tables::{
+    DEPTHS, MethodRow, NULL_DEPTHS, SizeRow, print_methods, print_null, print_silences, print_sizes,
+};
 use crate::client::memory::ClientMemory;
 use crate::client::nvme::{DoorbellMode as Method, DriverError, Nvme};
 use crate::client::queue::{DataPointer, DriverCommand, QueuePair, ShadowRule};
@@ -137,21 +140,26 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
     introduce(&mut bench, &socket)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Message, false)?;
     verify(&bench, &mut queue)?;
+    let mut silences = Vec::new();
     rows.push(measure_method(&bench, &mut queue, "register, by message", cell)?);
     bench.nvme.enable_shadow()?;
     let method = Method::Shadow(ShadowRule::Linux);
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, method, false)?;
     rows.push(measure_method(&bench, &mut queue, "shadow doorbells", cell)?);
+    silences.push(("shadow doorbells", measure_silence(&bench, &mut queue)?));
     let method = Method::ShadowEventFd(ShadowRule::Linux);
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, method, false)?;
     rows.push(measure_method(&bench, &mut queue, "shadow doorbells with ioeventfd", cell)?);
+    silences.push(("shadow doorbells with ioeventfd", measure_silence(&bench, &mut queue)?));
     drop((queue, bench));
 
     let socket = folder.join("mapped.sock");
     let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Mapped, ram)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     rows.insert(1, measure_method(&bench, &mut queue, "register, mapped", cell)?);
+    silences.insert(0, ("register, mapped", measure_silence(&bench, &mut queue)?));
     print_methods(&rows);
+    print_silences(&silences);
     print_null(&measure_null(&cpus, folder, cell)?);
 
     let mut sizes = Vec::new();
@@ -293,6 +301,13 @@ fn measure_null(cpus: &Cpus, folder: &Path, cell: Duration) -> Result<Vec<f64>, 
         rates.push(bench.measure(&mut queue, "no data", &job)?.rate());
     }
     Ok(rates)
+}
+
+/// One 4 KiB read after each silence.
+fn measure_silence(bench: &Bench, queue: &mut QueuePair) -> Result<Silence, DemoError> {
+    progress("the first command after a silence");
+    let data = DataPointer::Prp { iova: bench.buffers, len_bytes: 4096 };
+    silence::measure(|| one(queue, &DriverCommand::transfer(READ, 1, 0, 4096 / BLOCK_BYTES, data)))
 }
 
 /// What the machine itself needs to copy `len_bytes` out of a large memory, in pieces of `piece_bytes` that

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::silence::{SILENCE, Silence};
+
 /// Depths of the first table.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 16, 64];
 
@@ -48,6 +50,18 @@ pub(super) fn print_methods(rows: &[MethodRow]) {
             }
         }
         println!("{:>18}", format!("{:.1} per 1000", row.register_writes));
+    }
+}
+
+/// Prints what silence costs by doorbell method.
+pub(super) fn print_silences(rows: &[(&str, Silence)]) {
+    println!("\nAfter {} ms of silence:", SILENCE.as_millis());
+    for (name, silence) in rows {
+        println!(
+            "{name:34}the first 4 KiB read takes {:.0} us; meanwhile the poller used {:.2} % of a processor",
+            silence.first_command.as_secs_f64() * 1e6,
+            silence.poller_share * 100.0
+        );
     }
 }
 

@@ -15,6 +15,7 @@ use super::state::StateFile;
 use super::{ControlMail, flush_all};
 use crate::ctl::protocol::Answer;
 use crate::memory::Sharing;
+use crate::memory::sigbus::poisoned_mappings;
 use crate::poller::{FromGroup, ToGroup};
 use crate::rate_limit::warn_sometimes;
 use crate::vfio_user::connection::Lost;
@@ -25,6 +26,9 @@ use crate::vfio_user::server::{Released, Session, Step};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the SMART counters are written.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Messages of other threads that one turn handles, so that they can't keep it from the client.
+const MAILS_PER_TURN: u32 = 1024;
 
 /// Where the device stands with its clients.
 #[derive(Debug)]
@@ -51,6 +55,8 @@ pub(super) struct Control {
     saved: Instant,
     in_use: bool,
     quiescing_since: Option<Instant>,
+    /// [`poisoned_mappings`] when it was looked at last.
+    poisoned_mappings: u64,
     /// After a client that could not be accepted: when to look for one again.
     accept_after: Option<Instant>,
     stopping: bool,
@@ -85,6 +91,7 @@ impl Control {
             saved: Instant::now(),
             in_use: false,
             quiescing_since: None,
+            poisoned_mappings: poisoned_mappings(),
             accept_after: None,
             stopping: false,
         })
@@ -109,7 +116,8 @@ impl Control {
 
     /// Handles everything that has come in.
     fn turn(&mut self) {
-        while let Some(mail) = self.model.shared.control.receive() {
+        for _ in 0..MAILS_PER_TURN {
+            let Some(mail) = self.model.shared.control.receive() else { break };
             self.handle_mail(mail);
         }
         self.serve_client();
@@ -118,6 +126,7 @@ impl Control {
         }
         self.finish_tickets();
         self.check_sharing();
+        self.check_poisoned();
         self.note_use();
         self.watch_patience();
         self.watch_pause();
@@ -139,9 +148,8 @@ impl Control {
                 }
                 self.model.handle_intx_unmask();
                 match session.step(&mut self.model) {
-                    Ok(Step::Idle) => {}
-                    // The rest comes in the next turn, after this one's pump.
-                    Ok(Step::More) => self.model.shared.control.waker().wake(),
+                    // What is left comes in the next turn, after this one's pump: it keeps the socket readable.
+                    Ok(Step::Idle | Step::More) => {}
                     Err(lost) => self.client_lost(lost),
                 }
             }
@@ -181,7 +189,6 @@ impl Control {
                 self.connections += 1;
                 tracing::info!(connection = self.connections, "client attached");
                 self.phase = Phase::Serving(Box::new(session));
-                self.model.shared.control.waker().wake();
             }
             Err(error) => self.could_not_accept(&error),
         }
@@ -211,6 +218,19 @@ impl Control {
                 tracing::error!("{not_shared}");
                 self.client_lost(Lost::Closed);
             }
+        }
+    }
+
+    /// A client that truncates memory which it lent has lost its device.
+    fn check_poisoned(&mut self) {
+        let poisoned = poisoned_mappings();
+        if poisoned == self.poisoned_mappings {
+            return;
+        }
+        self.poisoned_mappings = poisoned;
+        if matches!(self.phase, Phase::Serving(_)) && self.model.shared.memory.current().is_poisoned() {
+            tracing::error!("the client truncated a file whose memory it lent");
+            self.client_lost(Lost::Closed);
         }
     }
 
@@ -309,7 +329,8 @@ impl Control {
                 }
             }
             Phase::Serving(session) => {
-                queued = session.has_queued();
+                // A client that leaves replies unread is waited for.
+                queued = session.has_queued() && session.interest() == PollFlags::IN;
                 fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
                 // Its count outlives the last unmap's answer, so it means something only while one waits.
                 if session.has_pending() {
@@ -328,6 +349,7 @@ impl Control {
         }
         drop(fds);
         waker.finish_sleep();
+        waker.drain();
     }
 
     fn longest_sleep(&self) -> Duration {

@@ -84,6 +84,7 @@ impl NamespaceTable {
             size_blocks: storage.size_bytes() / u64::from(block_bytes),
             block_bytes,
             read_only: storage.read_only(),
+            deallocated_reads_zero: storage.deallocate_reads_zero(),
             uuid,
             nguid: [0; 16],
             eui64: [0; 8],

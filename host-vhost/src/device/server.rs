@@ -119,7 +119,8 @@ impl Server {
         });
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
-        let write_cache = opened.iter().any(Opened::has_volatile_cache);
+        // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
+        let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
         let controller = controller_config(config, &serial, write_cache);
         let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
         let mut table = NamespaceTable::default();
@@ -156,6 +157,12 @@ impl Server {
         )
     }
 
+    /// What a person types to attach SPDK's client; `None` where it couldn't.
+    #[must_use]
+    pub fn spdk_line(&self) -> Option<String> {
+        spdk_line(self.path.as_deref()?, self.shared.doorbell_mode)
+    }
+
     /// How many namespaces it started with.
     #[must_use]
     pub fn namespaces(&self) -> usize {
@@ -187,7 +194,22 @@ impl Server {
         // Whoever started us may not care to read it, which is no reason to end.
         let mut output = std::io::stdout().lock();
         let _ = writeln!(output, "serving {} namespace(s) on {place}", self.namespaces)
-            .and_then(|()| writeln!(output, "attach QEMU 10.1 or newer with\n  {}", self.attach_line()))
+            .and_then(|()| {
+                writeln!(
+                    output,
+                    "attach QEMU 10.1 or newer with
+  {}",
+                    self.attach_line()
+                )
+            })
+            .and_then(|()| match self.spdk_line() {
+                Some(line) => writeln!(
+                    output,
+                    "or SPDK's client with
+  {line}"
+                ),
+                None => Ok(()),
+            })
             .and_then(|()| output.flush());
         drop(output);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) && !self.is_over() {
@@ -344,4 +366,28 @@ fn control_socket(
         answer
     })
     .map_err(ServeError::from)
+}
+
+/// SPDK's client wants its own name of the socket and refuses a device whose doorbells it can't map.
+fn spdk_line(socket: &Path, doorbells: DoorbellMode) -> Option<String> {
+    if !socket.ends_with("cntrl") || doorbells != DoorbellMode::Mapped {
+        return None;
+    }
+    // Its memory has to be one file (-g): of many it sends the first for all. Without a subsystem's name its
+    // programs ask for a discovery log.
+    let folder = socket.parent()?.display();
+    Some(format!("spdk_nvme_identify -g -r 'trtype:VFIOUSER traddr:{folder} subnqn:nqn.x'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spdk_is_told_how_to_attach_only_where_it_can() {
+        let line = spdk_line(Path::new("/run/nvme/cntrl"), DoorbellMode::Mapped).unwrap();
+        assert!(line.contains(" -g ") && line.contains("traddr:/run/nvme subnqn:"), "{line}");
+        assert_eq!(spdk_line(Path::new("/run/nvme.sock"), DoorbellMode::Mapped), None);
+        assert_eq!(spdk_line(Path::new("/run/nvme/cntrl"), DoorbellMode::Shadow), None);
+    }
 }

@@ -155,6 +155,9 @@ impl Drop for Poller {
     }
 }
 
+/// Everything that wakes a poller is watched for edges: nothing has to be read, so a nap is one system call.
+const WATCH: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
 /// A group in its place on a poller. The index of the place is the lane in storage tokens.
 #[derive(Debug)]
 struct Lane {
@@ -197,7 +200,7 @@ impl PollerThread {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
         for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
             let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
-            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(system("fill an epoll"))?;
+            epoll::add(&epoll, fd, data, WATCH).map_err(system("fill an epoll"))?;
         }
         Ok(Self {
             mailbox,
@@ -299,7 +302,8 @@ impl PollerThread {
     /// Naps or sleeps, after one last look in which every group that isn't watched arms its doorbells.
     fn rest(&mut self, nap: Duration) {
         self.mailbox.waker().prepare_sleep();
-        let mut may_rest = self.context.prepare_sleep() && !self.mailbox.has_mail();
+        let storage_works = self.context.in_flight() > 0;
+        let mut may_rest = !self.mailbox.has_mail() && (!storage_works || self.context.prepare_sleep());
         let mut until: Option<Duration> = None;
         for Lane { runner, .. } in self.lanes.iter_mut().flatten() {
             if !may_rest {
@@ -315,7 +319,9 @@ impl PollerThread {
         if may_rest {
             self.wait(until);
         }
-        self.context.finish_sleep();
+        if storage_works {
+            self.context.finish_sleep();
+        }
         self.mailbox.waker().finish_sleep();
         self.counters.sleeps.fetch_add(1, Ordering::Relaxed);
         self.counters.enters.store(self.context.enters(), Ordering::Relaxed);

@@ -3,8 +3,7 @@
 //! **What survives what.** imago keeps tables in memory. They are written to the file before a write
 //! is acknowledged, once for all writes that a worker took together ([`Backend::settle`]); so the end
 //! of this process, SIGKILL included, loses nothing acknowledged. Flush and FUA write them and then
-//! `fsync` the image and its data file. For a power failure in between see
-//! [`power_failure`](super::power_failure).
+//! `fsync` the image and its data file. For a power failure in between see [`super::power_failure`].
 //!
 //! **Cancellation** is looked at between pieces of a command, never inside imago, so a table is never
 //! left half changed.

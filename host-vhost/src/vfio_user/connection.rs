@@ -38,8 +38,9 @@ pub const MAX_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Requests that may wait while the reader is in a call of its own.
 pub const MAX_QUEUED_REQUESTS: usize = 256;
 
-/// Requests of the peer that may wait for the device to finish something.
-pub const MAX_PENDING_REQUESTS: usize = 4096;
+/// Replies to memory changes and resets that may wait until the device is done. Memory that they take away stays
+/// mapped until then, so their number bounds the mappings that a client can make us hold.
+pub const MAX_PENDING_REPLIES: usize = 4096;
 
 /// How long a call waits unless told otherwise. Below the 5 seconds after which QEMU gives up a message of
 /// its own, which may be waiting for us to return from this very call.
@@ -57,12 +58,12 @@ pub enum Lost {
     /// The peer doesn't read.
     #[error("the client left more than {MAX_BACKLOG_BYTES} bytes unread")]
     Backlog,
+    /// The peer sent memory changes and resets without waiting for their replies.
+    #[error("the client sent more than {MAX_PENDING_REPLIES} memory changes and resets without waiting")]
+    Impatient,
     /// The peer sent requests without waiting while it was being asked something.
     #[error("the client sent more than {MAX_QUEUED_REQUESTS} requests while it owed an answer")]
     Flood,
-    /// The peer sent requests without waiting for the answers to earlier ones.
-    #[error("the client sent more than {MAX_PENDING_REQUESTS} requests that wait for the device")]
-    Pending,
 }
 
 /// Why a call has no result.

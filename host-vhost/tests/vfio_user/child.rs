@@ -1,6 +1,6 @@
 //! Tests that want a process for themselves.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 const CHILD: &str = "DOORBELL_TEST_CHILD";
 
@@ -10,10 +10,15 @@ pub fn in_child(name: &str) -> Option<bool> {
     if std::env::var_os(CHILD).is_some() {
         return None;
     }
-    let status = Command::new(std::env::current_exe().unwrap())
+    let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
-        .status()
+        .stderr(Stdio::inherit())
+        .output()
         .unwrap();
-    Some(status.success())
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    // With a name that no test has, nothing would run, and that well.
+    assert!(said.contains("running 1 test\n"), "no test is called {name}");
+    Some(output.status.success())
 }

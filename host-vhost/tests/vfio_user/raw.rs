@@ -65,7 +65,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 }
 
 pub fn receive(stream: &mut UnixStream) -> Answer {
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
     let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);

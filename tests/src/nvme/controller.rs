@@ -42,7 +42,7 @@ pub mod register {
 const CC_DRIVER: u32 = 4 << 20 | 6 << 16;
 
 /// How long the driver waits for the controller. Long enough for a busy machine, short enough for a test.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Memory below stays free for firmware's data structures.
 const FIRST_FREE: u64 = 16 << 20;

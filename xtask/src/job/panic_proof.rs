@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command;
-
-/// A 64-bit server and a microcontroller, neither with an operating system.
-const TARGETS: [&str; 2] = ["x86_64-unknown-none", "thumbv7em-none-eabi"];
+use crate::{bare_metal, command};
 
 /// Below 2 the optimiser doesn't see that the checks can't fail.
 const OPT_LEVELS: [&str; 2] = ["3", "s"];
@@ -22,8 +19,7 @@ const FORBIDDEN: [&str; 5] = ["core9panicking", "panic_fmt", "__rust_alloc", "__
 pub(crate) fn run() -> Result<()> {
     covers_every_operation()?;
     println!("{:22} {:>5} {:>8} {:>8} {:>8}", "bytes of the core", "level", "text", "data", "bss");
-    for target in TARGETS {
-        install(target)?;
+    for target in bare_metal::TARGETS {
         for level in OPT_LEVELS {
             let image = build(target, level, false).with_context(|| {
                 format!("a path of the core may panic or doesn't build ({target}, opt-level {level})")
@@ -47,28 +43,14 @@ fn folder() -> PathBuf {
 
 fn build(target: &str, level: &str, planted: bool) -> Result<PathBuf> {
     let output = crate::layout::target().join("panic-proof");
-    let mut cargo = command::cargo(["build", "--quiet", "--locked", "--release", "--target", target]);
-    cargo.arg("--manifest-path").arg(folder().join("Cargo.toml"));
-    cargo.arg("--target-dir").arg(&output);
+    let mut cargo = bare_metal::build(target, &output)?;
+    cargo.args(["--quiet", "--locked", "--release", "--manifest-path"]).arg(folder().join("Cargo.toml"));
     if planted {
         cargo.args(["--features", "planted"]);
     }
-    cargo.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level).env_remove("RUSTFLAGS");
+    cargo.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level);
     command::output(&mut cargo)?;
     Ok(output.join(target).join("release/doorbell-panic-proof"))
-}
-
-/// Makes the target's `core` available.
-fn install(target: &str) -> Result<()> {
-    let mut rustc = std::process::Command::new("rustc");
-    let folder = command::output(rustc.args(["--print", "target-libdir", "--target", target]))?;
-    if Path::new(folder.trim()).is_dir() {
-        return Ok(());
-    }
-    let mut rustup = std::process::Command::new("rustup");
-    command::run(rustup.args(["target", "add", target])).with_context(|| {
-        format!("the panic proof needs Rust's `core` for {target}; add that target to the toolchain")
-    })
 }
 
 fn check_symbols(image: &Path) -> Result<()> {

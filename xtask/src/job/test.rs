@@ -35,6 +35,8 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
     let wants = |part| all || parts.contains(&part);
     if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
         report.run("setup", || setup::run(false));
+    } else if [Part::Unit, Part::Protocol, Part::Panic].into_iter().any(wants) {
+        report.run("setup", setup::host::run);
     }
     if all {
         lint::run(report);

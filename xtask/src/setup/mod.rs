@@ -8,12 +8,12 @@
 //! | `initramfs` | busybox, fio, nvme-cli, pciutils, e2fsprogs; the tests append scripts to it |
 //! | `modules/` | loadable modules for guests that want them, as plain `.ko` |
 //!
-//! Nothing of it is installed on the machine: Debian packages are downloaded by the machine's own apt
+//! Nothing of that is installed on the machine: Debian packages are downloaded by the machine's own apt
 //! with a state of its own, and unpacked. The folder appears in one step when it is complete, so that an
 //! interrupted set-up starts anew and a finished one costs nothing to repeat.
 
 mod debian;
-mod host;
+pub(crate) mod host;
 mod image;
 mod qemu;
 
