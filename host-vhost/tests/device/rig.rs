@@ -28,8 +28,19 @@ pub const LONG: Duration = Duration::from_secs(20);
 /// A running server.
 pub struct Rig {
     pub server: Option<Server>,
-    _folder: TempDir,
     pub socket: PathBuf,
+    faults: Option<FaultControl>,
+    _folder: TempDir,
+}
+
+impl Drop for Rig {
+    /// A test that fails must not wait for a storage that it has stopped.
+    fn drop(&mut self) {
+        if let Some(faults) = &self.faults {
+            faults.clear();
+            faults.release();
+        }
+    }
 }
 
 impl Rig {
@@ -38,7 +49,7 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let server = Some(Server::start(config(folder.path(), namespaces, change)).unwrap());
         let socket = folder.path().join("s");
-        Self { server, socket, _folder: folder }
+        Self { server, socket, faults: None, _folder: folder }
     }
 
     /// A server of RAM that misbehaves on request.
@@ -57,7 +68,7 @@ impl Rig {
         let config = config(folder.path(), &[], change);
         let server = Some(Server::start_with(config, vec![opened]).unwrap());
         let socket = folder.path().join("s");
-        (Self { server, socket, _folder: folder }, control)
+        (Self { server, socket, faults: Some(control.clone()), _folder: folder }, control)
     }
 
     /// A driver with memory of its own.

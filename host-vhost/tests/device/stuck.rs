@@ -7,7 +7,7 @@ use doorbell_vhost::client::memory::ClientMemory;
 use doorbell_vhost::client::nvme::DoorbellMode;
 use doorbell_vhost::storage::fault::{Fault, FaultRule};
 
-use crate::rig::{IOVA, LONG, READ, Rig, collect, pattern, run, transfer, verify};
+use crate::rig::{IOVA, LONG, READ, Rig, await_that, collect, pattern, run, transfer, verify};
 
 const HOLD: Fault = Fault::Hold { cancellable: true };
 const DEAF: Fault = Fault::Hold { cancellable: false };
@@ -128,4 +128,31 @@ fn a_server_stops_with_commands_in_flight() {
     rig.server = None;
     assert!(start.elapsed() < Duration::from_secs(5));
     assert!(!rig.socket.exists());
+}
+
+/// Resets that wait for a storage are remembered, but not without end.
+#[test]
+fn a_client_that_piles_up_requests_is_given_up() {
+    let (rig, faults) = Rig::with_faults(16 << 20, |_| {});
+    let mut nvme = rig.driver();
+    let mut queue = nvme.create_queue_pair(64, 32, DoorbellMode::Mapped, false).unwrap();
+    let buffer = nvme.allocate(4096).unwrap();
+    faults.set(vec![FaultRule::all(DEAF)]);
+    queue.submit(&transfer(READ, 0, IOVA + buffer, 4096)).unwrap();
+    queue.ring().unwrap();
+    assert!(faults.wait_for(1, LONG));
+    // DEVICE_RESET.
+    let message = [0, 0, 13, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let connection = nvme.client().connection().clone();
+    let pile_up = || {
+        let sent = (0..100).try_for_each(|_| connection.send(&message, &[]));
+        sent.and_then(|()| connection.flush())
+    };
+    (0..20).for_each(|_| pile_up().unwrap());
+    assert!(rig.stat().connected, "a few are nothing unusual");
+    await_that("it is given up", || pile_up().is_err() || !rig.stat().connected);
+    faults.clear();
+    faults.release();
+    drop((queue, nvme, connection));
+    assert!(rig.driver().is_ready().unwrap());
 }
