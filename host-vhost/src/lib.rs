@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`vfio_user`] | the protocol: codec, connection, session, and [`vfio_user::device::Device`], what a session serves |
+//! | [`vhost_user_blk`] | the other front end: a virtio disk over vhost-user |
 //! | [`memory`], [`doorbell_page`], [`interrupt`] | what a client shares with the device |
 //! | [`device`] | one device: its control thread with the core's controller, and what its threads share |
 //! | [`poller`] | the threads that own queue groups and do the I/O |
@@ -28,3 +29,4 @@ pub mod poller;
 mod rate_limit;
 pub mod storage;
 pub mod vfio_user;
+pub mod vhost_user_blk;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use doorbell_vhost::device::{DeviceConfig, DoorbellMode, Endpoint, Server};
 use doorbell_vhost::storage::parse_size;
+use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
 
 use super::namespace_args::NamespaceArgs;
 
@@ -22,8 +23,14 @@ enum Doorbells {
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// UNIX socket to listen on (vfio-user). The control socket is SOCKET.ctl beside it.
-    #[arg(long, value_name = "PATH", required_unless_present = "fd")]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["fd", "vhost_user"])]
     socket: Option<PathBuf>,
+    /// UNIX socket to listen on as a vhost-user-blk backend instead: the guest sees a virtio disk, the one
+    /// namespace. For QEMU from 7.2 on.
+    #[arg(long, value_name = "PATH", conflicts_with_all = [
+        "socket", "fd", "doorbells", "no_shadow_doorbells", "queue_entries", "vectors", "mdts", "state",
+    ])]
+    vhost_user: Option<PathBuf>,
     /// A connected or listening socket that was handed over, instead of --socket.
     #[arg(long, value_name = "N", conflicts_with = "socket")]
     fd: Option<RawFd>,
@@ -45,7 +52,7 @@ pub(crate) struct Serve {
     #[arg(long)]
     no_shadow_doorbells: bool,
 
-    /// I/O queue pairs that are offered, 1 to 64.
+    /// I/O queue pairs (virtio: request queues) that are offered, 1 to 64.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
     /// Entries of a queue at most, 2 to 65536.
@@ -102,10 +109,18 @@ impl Serve {
     pub(crate) fn run(self) -> Result<()> {
         let namespaces = self.namespaces.specs()?;
         let cpus = self.cpus()?;
+        if let Some(socket) = self.vhost_user {
+            let [namespace] = <[_; 1]>::try_from(namespaces).map_err(|namespaces| {
+                anyhow::anyhow!("--vhost-user serves one disk, but {} namespaces are named", namespaces.len())
+            })?;
+            let Self { queues, pollers, serial, .. } = self;
+            let config = BlkConfig { socket, namespace, queues, pollers, cpus, serial };
+            return BlkServer::start(config)?.run_until_signal().context("serving failed");
+        }
         let endpoint = match (self.socket, self.fd) {
             (Some(path), _) => Endpoint::Path(path),
             (None, Some(fd)) => Endpoint::Fd(fd),
-            (None, None) => bail!("give --socket PATH or --fd N"),
+            (None, None) => bail!("give --socket PATH, --vhost-user PATH or --fd N"),
         };
         let config = DeviceConfig {
             endpoint,

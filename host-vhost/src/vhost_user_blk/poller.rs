@@ -1,0 +1,303 @@
+//! The thread that virtqueues run on: it owns them while they run.
+//!
+//! A change to a queue (memory, addresses, features, a stop) begins by taking it back, which is answered when
+//! nothing of it is in flight any more. So no queue is ever shared, and GET_VRING_BASE's answer is true.
+//!
+//! Turns and rest are those of the NVMe pollers ([`crate::poller`]): spin, give way, then sleep until a kick, a
+//! completion or mail comes.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+
+use super::chain::{Chain, MAX_PIECES};
+use super::queue::{Io, Virtqueue, split_token};
+use crate::mailbox::Mailbox;
+use crate::memory::sigbus::poisoned_mappings;
+use crate::poller::idle::{Idle, LONGEST_NAP, Rest};
+use crate::storage::{IoContext, IoContextConfig, OpenError, Storage, StorageError, StorageQueue};
+
+/// What a poller is told.
+#[derive(Debug)]
+pub(super) enum Mail {
+    /// Run this queue.
+    Start(Box<Virtqueue>),
+    /// Give the queue of that index back when nothing is in flight.
+    Take { index: u16, reply: Sender<Box<Virtqueue>> },
+    /// The queue has another eventfd for calls.
+    Call { index: u16, call: Option<std::fs::File> },
+    /// End the thread.
+    Stop,
+}
+
+/// A running thread.
+#[derive(Debug)]
+pub(super) struct BlkPoller {
+    mailbox: Arc<Mailbox<Mail>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BlkPoller {
+    pub(super) fn start(
+        name: String,
+        cpu: Option<usize>,
+        storage: Arc<dyn Storage>,
+    ) -> Result<Self, OpenError> {
+        let system = |what| move |source| OpenError::System { what, source };
+        let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
+        let (ready, started) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name(name).spawn({
+            let mailbox = Arc::clone(&mailbox);
+            move || match Thread::new(cpu, mailbox, &*storage) {
+                Ok(mut thread) => {
+                    let _ = ready.send(Ok(()));
+                    thread.run();
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        });
+        let thread = Some(thread.map_err(system("start a poller thread"))?);
+        let ended = || OpenError::System {
+            what: "start a poller thread",
+            source: std::io::Error::other("it ended before it was ready"),
+        };
+        started.recv().unwrap_or_else(|_| Err(ended()))?;
+        Ok(Self { mailbox, thread })
+    }
+
+    /// Runs a queue.
+    pub(super) fn run(&self, queue: Box<Virtqueue>) {
+        self.mailbox.send(Mail::Start(queue));
+    }
+
+    /// Asks for a queue that runs here; it comes when nothing of it is in flight.
+    pub(super) fn take(&self, index: u16) -> Receiver<Box<Virtqueue>> {
+        let (reply, receiver) = std::sync::mpsc::channel();
+        self.mailbox.send(Mail::Take { index, reply });
+        receiver
+    }
+
+    /// Gives a queue that runs here another eventfd for calls.
+    pub(super) fn set_call(&self, index: u16, call: Option<std::fs::File>) {
+        self.mailbox.send(Mail::Call { index, call });
+    }
+}
+
+impl Drop for BlkPoller {
+    fn drop(&mut self) {
+        self.mailbox.send(Mail::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a poller thread ended by a panic");
+        }
+    }
+}
+
+/// A queue in its place. The index of the place is the lane in storage tokens.
+#[derive(Debug)]
+struct Lane {
+    queue: Box<Virtqueue>,
+    taking: Option<Sender<Box<Virtqueue>>>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    mailbox: Arc<Mailbox<Mail>>,
+    /// Dropped before the lanes: it waits for what is in flight.
+    context: IoContext,
+    storage: StorageQueue,
+    chain: Chain,
+    epoll: OwnedFd,
+    lanes: Vec<Option<Lane>>,
+    reaped: Vec<(u64, Result<(), StorageError>)>,
+    idle: Idle,
+    poisoned: u64,
+    stopping: bool,
+}
+
+/// Kicks are watched for edges, so nothing has to be read.
+const WATCH: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+impl Thread {
+    fn new(
+        cpu: Option<usize>,
+        mailbox: Arc<Mailbox<Mail>>,
+        storage: &dyn Storage,
+    ) -> Result<Self, OpenError> {
+        let system =
+            |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
+        if let Some(cpu) = cpu {
+            let mut set = rustix::thread::CpuSet::new();
+            if cpu < rustix::thread::CpuSet::MAX_CPU {
+                set.set(cpu);
+            }
+            rustix::thread::sched_setaffinity(None, &set)
+                .map_err(system("run a poller on that processor (see --cpu)"))?;
+        }
+        let mut context = IoContext::new(IoContextConfig {
+            max_segments: MAX_PIECES as u32,
+            ..IoContextConfig::default()
+        })?;
+        let storage = storage.open_queue(&mut context)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+        for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
+            let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
+            epoll::add(&epoll, fd, data, WATCH).map_err(system("fill an epoll"))?;
+        }
+        Ok(Self {
+            mailbox,
+            context,
+            storage,
+            chain: Chain::new(),
+            epoll,
+            lanes: Vec::new(),
+            reaped: Vec::with_capacity(1024),
+            idle: Idle::default(),
+            poisoned: poisoned_mappings(),
+            stopping: false,
+        })
+    }
+
+    fn run(&mut self) {
+        while !self.stopping {
+            if self.turn() {
+                self.idle.worked();
+                continue;
+            }
+            match self.idle.idle() {
+                Rest::Spin => std::hint::spin_loop(),
+                Rest::Yield => std::thread::yield_now(),
+                Rest::Nap(nap) => self.rest(nap),
+            }
+        }
+    }
+
+    /// One look at everything. Returns whether there was anything.
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let mut worked = false;
+        if self.mailbox.has_mail() {
+            while let Some(mail) = self.mailbox.receive() {
+                self.handle(mail);
+            }
+            worked = true;
+        }
+        for (lane, place) in (0..).zip(&mut self.lanes) {
+            if let Some(Lane { queue, taking }) = place {
+                let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
+                let mut io = Io { context, storage, chain, lane };
+                worked |= queue.fetch(&mut io, taking.is_none()) > 0;
+            }
+        }
+        if self.context.in_flight() > 0 {
+            self.context.submit_batch();
+            worked |= self.reap();
+        }
+        for place in &mut self.lanes {
+            let Some(Lane { queue, taking }) = place else { continue };
+            queue.publish();
+            if taking.is_some()
+                && queue.in_flight() == 0
+                && let Some(Lane { queue, taking: Some(reply) }) = place.take()
+            {
+                if let Some(kick) = queue.kick() {
+                    // It stays open at the other side, so closing it isn't enough.
+                    let _ = epoll::delete(&self.epoll, kick);
+                }
+                // Whoever asked and doesn't wait any more has ended.
+                let _ = reply.send(queue);
+                worked = true;
+            }
+        }
+        if self.poisoned != poisoned_mappings() {
+            self.poisoned = poisoned_mappings();
+            self.lanes.iter_mut().flatten().for_each(|lane| lane.queue.check_memory());
+        }
+        worked
+    }
+
+    fn reap(&mut self) -> bool {
+        let reaped = &mut self.reaped;
+        self.context.reap(&mut |token, result| reaped.push((token, result)));
+        if reaped.is_empty() {
+            return false;
+        }
+        for (token, result) in reaped.drain(..) {
+            let (lane, head) = split_token(token);
+            if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
+                let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
+                entry.queue.reaped(head, result, &mut Io { context, storage, chain, lane });
+            }
+        }
+        self.context.submit_batch();
+        true
+    }
+
+    fn handle(&mut self, mail: Mail) {
+        match mail {
+            Mail::Start(queue) => {
+                if let Some(kick) = queue.kick() {
+                    let data = epoll::EventData::new_u64(u64::from(kick.as_raw_fd().unsigned_abs()));
+                    if let Err(errno) = epoll::add(&self.epoll, kick, data, WATCH) {
+                        tracing::warn!(queue = queue.index(), %errno, "the kick descriptor can't be waited for");
+                    }
+                }
+                let lane = Some(Lane { queue, taking: None });
+                match self.lanes.iter_mut().find(|place| place.is_none()) {
+                    Some(place) => *place = lane,
+                    None => self.lanes.push(lane),
+                }
+            }
+            Mail::Take { index, reply } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.taking = Some(reply);
+                }
+            }
+            Mail::Call { index, call } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.queue.set_call(call);
+                }
+            }
+            Mail::Stop => self.stopping = true,
+        }
+    }
+
+    fn lane(&mut self, index: u16) -> Option<&mut Lane> {
+        self.lanes.iter_mut().flatten().find(|lane| lane.queue.index() == index)
+    }
+
+    /// Naps or sleeps, after one last look in which every queue asks for kicks.
+    fn rest(&mut self, nap: Duration) {
+        self.mailbox.waker().prepare_sleep();
+        let storage_works = self.context.in_flight() > 0;
+        let mut may_rest = !self.mailbox.has_mail() && (!storage_works || self.context.prepare_sleep());
+        let mut until: Option<Duration> = None;
+        for Lane { queue, taking } in self.lanes.iter_mut().flatten() {
+            if !may_rest {
+                break;
+            }
+            if queue.kick().is_none() || queue.has_pending() {
+                until = Some(nap.min(LONGEST_NAP));
+            }
+            // A queue that is being taken back takes no new requests, so kicks don't matter to it.
+            may_rest = taking.is_some() || queue.arm();
+        }
+        if may_rest {
+            let timeout = until.and_then(|timeout| Timespec::try_from(timeout).ok());
+            let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
+            // Whatever ends the wait, the next turn looks at everything.
+            let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+        }
+        if storage_works {
+            self.context.finish_sleep();
+        }
+        self.mailbox.waker().finish_sleep();
+    }
+}

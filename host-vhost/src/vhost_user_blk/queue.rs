@@ -1,0 +1,544 @@
+//! A virtqueue at work: from descriptor chains to storage operations and back.
+//!
+//! Requests go to the storage directly, as the same [`StorageCommand`]s that the NVMe side makes: a detour over
+//! submission queue entries would build and parse 64 bytes a request to arrive at the same place, and virtio
+//! knows no limit of a transfer (MDTS) that would have to be kept.
+//!
+//! A request that the storage has no room for is parsed again later; nothing of the first look is kept.
+#![expect(unsafe_code, reason = "lends guest memory to a storage")]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::chain::{Chain, StatusByte, TooManyPieces};
+use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
+use super::inflight::InflightQueue;
+use super::ring::{Broken, Ring, RingAddresses, RingError};
+use crate::memory::MemoryMap;
+use crate::storage::{IoContext, Operation, StorageCommand, StorageError, StorageQueue, Submission, Token};
+
+/// Requests that a queue may take in one turn.
+const BATCH: usize = 32;
+
+/// Bytes that a batch moves at once before the completions it has are published.
+const PUBLISH_BYTES: u64 = 64 << 10;
+
+/// What a poller lends a queue.
+#[derive(Debug)]
+pub(super) struct Io<'a> {
+    pub(super) context: &'a mut IoContext,
+    pub(super) storage: &'a mut StorageQueue,
+    pub(super) chain: &'a mut Chain,
+    /// The queue's place on its poller.
+    pub(super) lane: u16,
+}
+
+/// What a queue is made of.
+#[derive(Debug)]
+pub(super) struct QueueConfig {
+    pub(super) index: u16,
+    pub(super) addresses: RingAddresses,
+    pub(super) size: u16,
+    /// Where the available ring is continued, unless the in-flight region knows better.
+    pub(super) base: u16,
+    /// Feature bits that the driver took.
+    pub(super) features: u64,
+    /// `None`: nobody kicks, the ring has to be looked at.
+    pub(super) kick: Option<File>,
+    /// `None`: nobody wants to be called.
+    pub(super) call: Option<File>,
+    /// Told when the ring is broken.
+    pub(super) err: Option<File>,
+    pub(super) inflight: Option<InflightQueue>,
+}
+
+/// See the module. It keeps its map, and with it every mapping that its rings and flights point into, until
+/// nothing is in flight.
+#[derive(Debug)]
+pub(super) struct Virtqueue {
+    index: u16,
+    features: u64,
+    disk: Arc<Disk>,
+    map: Arc<MemoryMap>,
+    ring: Ring,
+    inflight: Option<InflightQueue>,
+    kick: Option<File>,
+    call: Option<File>,
+    err: Option<File>,
+    /// By the head of the chain.
+    flights: Box<[Flight]>,
+    /// Flights that wait for room in the storage, or that an earlier process left.
+    pending: VecDeque<u16>,
+    in_flight: u16,
+    /// Used entries that the driver doesn't see yet.
+    unpublished: u16,
+    /// The driver is called at the next chance whether it wants to be or not.
+    call_anyway: bool,
+    broken: bool,
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flight {
+    active: bool,
+    status: Option<StatusByte>,
+    /// `used.len` if all goes well.
+    used_len: u32,
+    ranges: Ranges,
+}
+
+/// Ranges that are left of a discard or write zeroes request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ranges {
+    discard: bool,
+    list: [Range; MAX_RANGES],
+    next: u8,
+    count: u8,
+}
+
+/// `struct virtio_blk_discard_write_zeroes` (VIRTIO 1.3, 5.2.6).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Range {
+    sector: U64,
+    num_sectors: U32,
+    /// Bit 0: unmap.
+    flags: U32,
+}
+
+/// `struct virtio_blk_req`, the part that is read (5.2.6).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    kind: U32,
+    reserved: U32,
+    sector: U64,
+}
+
+const HEADER_BYTES: usize = 16;
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES && size_of::<Range>() == 16);
+
+const OK: u8 = VIRTIO_BLK_S_OK as u8;
+const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
+const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
+
+/// What became of a request that was started or continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It has ended with this status.
+    Done(u8),
+    /// The storage works on it.
+    Queued,
+    /// The storage has no room.
+    Busy,
+}
+
+impl Virtqueue {
+    pub(super) fn new(config: QueueConfig, disk: Arc<Disk>, map: Arc<MemoryMap>) -> Result<Self, RingError> {
+        let QueueConfig { index, addresses, size, base, features, kick, call, err, mut inflight } = config;
+        let mut ring = Ring::new(&map, addresses, size, features & F_EVENT_IDX != 0)?;
+        let used_idx = ring.published();
+        let left = inflight.as_mut().map(|inflight| inflight.resume(used_idx)).unwrap_or_default();
+        let mut flights = vec![Flight::default(); size.into()].into_boxed_slice();
+        for &head in &left {
+            flights[usize::from(head)].active = true;
+        }
+        // Each entry that an earlier process took is either used or marked.
+        let base = if left.is_empty() { base } else { used_idx.wrapping_add(left.len() as u16) };
+        ring.set_next_available(base);
+        let mut pending = VecDeque::with_capacity(size.into());
+        let in_flight = left.len() as u16;
+        pending.extend(left);
+        Ok(Self {
+            index,
+            features,
+            disk,
+            map,
+            ring,
+            call_anyway: inflight.is_some(),
+            inflight,
+            kick,
+            call,
+            err,
+            flights,
+            pending,
+            in_flight,
+            unpublished: 0,
+            broken: false,
+        })
+    }
+
+    pub(super) fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// The eventfd that the driver kicks.
+    pub(super) fn kick(&self) -> Option<&File> {
+        self.kick.as_ref()
+    }
+
+    /// Requests that the storage works on or that wait for it.
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Whether a request waits for room that doesn't announce itself.
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The entry of the available ring that would be taken next: the answer to GET_VRING_BASE.
+    pub(super) fn base(&self) -> u16 {
+        self.ring.next_available()
+    }
+
+    /// Another eventfd for calls. What the old one was told may have been lost.
+    pub(super) fn set_call(&mut self, call: Option<File>) {
+        self.call = call;
+        self.call_anyway = true;
+    }
+
+    /// The eventfds, for the queue that comes after this one.
+    pub(super) fn into_eventfds(self) -> [Option<File>; 3] {
+        [self.kick, self.call, self.err]
+    }
+
+    /// Takes requests and starts them; `more` allows new ones. Says how many steps were made.
+    #[inline]
+    pub(super) fn fetch(&mut self, io: &mut Io<'_>, more: bool) -> usize {
+        if self.broken {
+            return 0;
+        }
+        self.ring.disarm();
+        let mut moved = 0;
+        for taken in 0..BATCH {
+            let next = match self.pending.pop_front() {
+                Some(head) => Some(head),
+                None if more => match self.take() {
+                    Ok(next) => next,
+                    Err(broken) => {
+                        self.break_ring(broken);
+                        return taken;
+                    }
+                },
+                None => None,
+            };
+            let Some(head) = next else { return taken };
+            match self.start(head, io) {
+                Ok(Step::Done(status)) => {
+                    moved += u64::from(self.complete(head, status));
+                    if moved >= PUBLISH_BYTES {
+                        moved = 0;
+                        self.publish();
+                    }
+                }
+                Ok(Step::Queued) => {}
+                Ok(Step::Busy) => {
+                    self.pending.push_front(head);
+                    return taken;
+                }
+                Err(broken) => {
+                    self.forget(head);
+                    self.break_ring(broken);
+                    return taken;
+                }
+            }
+        }
+        BATCH
+    }
+
+    /// The storage has finished an operation of the request.
+    pub(super) fn reaped(&mut self, head: u16, result: Result<(), StorageError>, io: &mut Io<'_>) {
+        let step = match result {
+            Err(error) => {
+                self.flights[usize::from(head)].ranges.count = 0;
+                Step::Done(self.failed(error))
+            }
+            Ok(()) => self.continue_ranges(head, io),
+        };
+        match step {
+            Step::Done(status) => {
+                self.complete(head, status);
+            }
+            Step::Queued => {}
+            Step::Busy => self.pending.push_back(head),
+        }
+    }
+
+    /// Shows the driver what has ended since the last time, and calls it if it wants.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        if self.unpublished > 0 {
+            self.unpublished = 0;
+            self.ring.publish();
+            if let Some(inflight) = &mut self.inflight {
+                inflight.published(self.ring.published());
+            }
+            if self.ring.wants_call() || self.call_anyway {
+                self.call_driver();
+            }
+        } else if self.call_anyway {
+            self.call_driver();
+        }
+    }
+
+    /// Asks for a kick with the next request. False: there is one already, or the device has to look by itself.
+    pub(super) fn arm(&mut self) -> bool {
+        self.broken || self.ring.arm()
+    }
+
+    /// Stops the ring where its memory was lost.
+    pub(super) fn check_memory(&mut self) {
+        if !self.broken && (self.ring.is_lost() || self.map.is_poisoned()) {
+            self.break_ring(Broken::Lost);
+        }
+    }
+
+    fn call_driver(&mut self) {
+        self.call_anyway = false;
+        if let Some(call) = &mut self.call {
+            // A counter that is full is readable as well, and a frontend that hands something else over has
+            // only itself to blame: the descriptor doesn't block.
+            let _ = call.write(&1_u64.to_ne_bytes());
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<u16>, Broken> {
+        let Some(head) = self.ring.take()? else { return Ok(None) };
+        let flight = &mut self.flights[usize::from(head)];
+        if flight.active {
+            return Err(Broken::InFlight(head));
+        }
+        flight.active = true;
+        flight.ranges.count = 0;
+        self.in_flight += 1;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.mark(head);
+        }
+        Ok(Some(head))
+    }
+
+    /// Ends a request. Returns the bytes that were moved for it.
+    #[inline]
+    fn complete(&mut self, head: u16, status: u8) -> u32 {
+        let flight = &mut self.flights[usize::from(head)];
+        flight.active = false;
+        let used_len = if status == OK { flight.used_len } else { 1 };
+        if let Some(byte) = flight.status.take() {
+            byte.write(status);
+        }
+        self.ring.push_used(head, used_len);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.complete(head);
+        }
+        self.in_flight -= 1;
+        self.unpublished += 1;
+        used_len
+    }
+
+    fn forget(&mut self, head: u16) {
+        self.flights[usize::from(head)].active = false;
+        self.in_flight -= 1;
+    }
+
+    /// The ring takes nothing more; what is in flight still ends.
+    #[cold]
+    fn break_ring(&mut self, broken: Broken) {
+        self.broken = true;
+        self.in_flight -= self.pending.len() as u16;
+        self.pending.clear();
+        crate::rate_limit::warn_sometimes(|| {
+            tracing::warn!(queue = self.index, "the driver broke its ring, which stops: {broken}");
+        });
+        if let Some(err) = &mut self.err {
+            let _ = err.write(&1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Parses a request and starts it.
+    #[inline]
+    fn start(&mut self, head: u16, io: &mut Io<'_>) -> Result<Step, Broken> {
+        let flight = &mut self.flights[usize::from(head)];
+        if flight.ranges.count > 0 {
+            return Ok(self.continue_ranges(head, io));
+        }
+        let Io { context, storage, chain, lane } = io;
+        let token = token(*lane, head);
+        chain.walk(&self.ring, &self.map, head, self.features & F_INDIRECT != 0)?;
+        flight.status = Some(chain.take_status().ok_or(Broken::NoStatus)?);
+        flight.used_len = 1;
+        let mut header = [0; HEADER_BYTES];
+        if !chain.read_front(&mut header) {
+            return Err(Broken::NoHeader);
+        }
+        let Header { kind, sector, .. } = zerocopy::transmute!(header);
+        Ok(match kind.get() {
+            VIRTIO_BLK_T_IN => {
+                let len_bytes = chain.writable_bytes();
+                // More than 32 bits can say isn't said.
+                flight.used_len = u32::try_from(len_bytes + 1).unwrap_or(u32::MAX);
+                let pieces = chain.writable();
+                transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
+                    .unwrap_or_else(|error| Step::Done(self.failed(error)))
+            }
+            VIRTIO_BLK_T_OUT => {
+                let operation = Operation::Write { fua: self.disk.write_through() };
+                let len_bytes = chain.readable_bytes();
+                let pieces = chain.readable();
+                transfer(operation, sector.get(), len_bytes, pieces, token, context, storage)
+                    .unwrap_or_else(|error| Step::Done(self.failed(error)))
+            }
+            VIRTIO_BLK_T_FLUSH => {
+                let flush = StorageCommand::without_data(token, Operation::Flush, 0, 0);
+                match storage.submit(context, &flush) {
+                    Submission::Complete(Ok(())) => Step::Done(OK),
+                    Submission::Complete(Err(error)) => Step::Done(self.failed(error)),
+                    Submission::Queued => Step::Queued,
+                    Submission::Busy => Step::Busy,
+                }
+            }
+            VIRTIO_BLK_T_GET_ID => {
+                flight.used_len += chain.write_front(self.disk.id()) as u32;
+                Step::Done(OK)
+            }
+            kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
+                match parse_ranges(kind == VIRTIO_BLK_T_DISCARD, chain, &self.disk) {
+                    Err(status) => Step::Done(status),
+                    Ok(ranges) => {
+                        flight.ranges = ranges;
+                        self.continue_ranges(head, io)
+                    }
+                }
+            }
+            // Secure erase isn't offered; a zoned disk this isn't.
+            _ => Step::Done(UNSUPP),
+        })
+    }
+
+    /// Starts a flight's next range, and the ones after it as long as they end at once.
+    fn continue_ranges(&mut self, head: u16, io: &mut Io<'_>) -> Step {
+        let write_through = self.disk.write_through();
+        loop {
+            let ranges = &mut self.flights[usize::from(head)].ranges;
+            let Some(range) = ranges.list[..usize::from(ranges.count)].get(usize::from(ranges.next)) else {
+                ranges.count = 0;
+                return Step::Done(OK);
+            };
+            let operation = if ranges.discard {
+                Operation::Deallocate
+            } else {
+                let deallocate = range.flags.get() & FLAG_UNMAP != 0;
+                Operation::WriteZeroes { deallocate, fua: write_through }
+            };
+            let offset_bytes = range.sector.get() * SECTOR_BYTES;
+            let len_bytes = u64::from(range.num_sectors.get()) * SECTOR_BYTES;
+            let command =
+                StorageCommand::without_data(token(io.lane, head), operation, offset_bytes, len_bytes);
+            match io.storage.submit(io.context, &command) {
+                Submission::Busy => return Step::Busy,
+                Submission::Queued => {
+                    ranges.next += 1;
+                    return Step::Queued;
+                }
+                Submission::Complete(Ok(())) => ranges.next += 1,
+                Submission::Complete(Err(error)) => {
+                    ranges.count = 0;
+                    return Step::Done(self.failed(error));
+                }
+            }
+        }
+    }
+
+    /// The status for an error.
+    #[cold]
+    fn failed(&self, error: StorageError) -> u8 {
+        if matches!(error, StorageError::Io(_) | StorageError::NoSpace) {
+            crate::rate_limit::warn_sometimes(|| {
+                tracing::warn!(queue = self.index, %error, "storage error");
+            });
+        }
+        if error == StorageError::Unsupported { UNSUPP } else { IOERR }
+    }
+}
+
+/// The token of a request: its queue's lane and its head.
+#[inline]
+pub(super) const fn token(lane: u16, head: u16) -> Token {
+    (lane as u64) << 16 | head as u64
+}
+
+/// Lane and head of a token.
+#[inline]
+pub(super) const fn split_token(token: Token) -> (u16, u16) {
+    ((token >> 16) as u16, token as u16)
+}
+
+const FLAG_UNMAP: u32 = 1;
+
+/// Starts a read or a write.
+#[inline]
+fn transfer(
+    operation: Operation,
+    sector: u64,
+    len_bytes: u64,
+    pieces: Result<&[libc::iovec], TooManyPieces>,
+    token: Token,
+    context: &mut IoContext,
+    storage: &mut StorageQueue,
+) -> Result<Step, StorageError> {
+    let Ok(pieces) = pieces else { return Err(StorageError::BadSegments) };
+    let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(StorageError::OutOfRange)?;
+    if !len_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(StorageError::BadSegments);
+    }
+    // SAFETY: every piece lies in a mapping of the map that the queue keeps until nothing is in flight.
+    let command = unsafe { StorageCommand::new(token, operation, offset_bytes, len_bytes, pieces) };
+    match storage.submit(context, &command) {
+        Submission::Complete(result) => result.map(|()| Step::Done(OK)),
+        Submission::Queued => Ok(Step::Queued),
+        Submission::Busy => Ok(Step::Busy),
+    }
+}
+
+/// Takes the ranges of a request, and refuses what the specification wants refused before anything is done
+/// (5.2.6.2): unknown flags, and unmap with discard, are unsupported; anything out of bounds is an error.
+fn parse_ranges(discard: bool, chain: &mut Chain, disk: &Disk) -> Result<Ranges, u8> {
+    let mut ranges = Ranges { discard, ..Ranges::default() };
+    if disk.storage.read_only() {
+        return Err(IOERR);
+    }
+    let len_bytes = chain.readable_bytes();
+    let count = len_bytes / size_of::<Range>() as u64;
+    if count == 0 || count > MAX_RANGES as u64 || !len_bytes.is_multiple_of(size_of::<Range>() as u64) {
+        return Err(IOERR);
+    }
+    ranges.count = count as u8;
+    let list = &mut ranges.list[..count as usize];
+    if !chain.read_front(list.as_mut_bytes()) {
+        return Err(IOERR);
+    }
+    let size_bytes = disk.storage.size_bytes();
+    for range in list {
+        let known = if discard { 0 } else { FLAG_UNMAP };
+        if range.flags.get() & !known != 0 {
+            return Err(UNSUPP);
+        }
+        let end = range.sector.get().checked_add(range.num_sectors.get().into());
+        let end_bytes = end.and_then(|end| end.checked_mul(SECTOR_BYTES));
+        let inside = end_bytes.is_some_and(|end_bytes| end_bytes <= size_bytes);
+        if !inside || range.num_sectors.get() > MAX_RANGE_SECTORS {
+            return Err(IOERR);
+        }
+    }
+    Ok(ranges)
+}

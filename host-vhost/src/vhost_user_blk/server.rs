@@ -1,0 +1,240 @@
+//! A disk being served: its pollers, its socket, one frontend after the other.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use thiserror::Error;
+use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
+
+use super::backend::Backend;
+use super::disk::Disk;
+use super::poller::BlkPoller;
+use crate::namespace_spec::NamespaceSpec;
+use crate::storage::OpenError;
+use crate::vfio_user::listener::{ListenError, Listener, Naming};
+
+/// What is served and how.
+#[derive(Clone, Debug)]
+pub struct BlkConfig {
+    /// Where to listen.
+    pub socket: PathBuf,
+    /// The disk.
+    pub namespace: NamespaceSpec,
+    /// Request queues that are offered, 1 to 64.
+    pub queues: u16,
+    /// Poller threads; queue `n` runs on poller `n % pollers`.
+    pub pollers: usize,
+    /// One processor for each poller, or none at all.
+    pub cpus: Vec<usize>,
+    /// What a guest reads as the disk's serial number; the first 20 bytes count.
+    pub serial: Option<String>,
+}
+
+/// Why a disk can't be served.
+#[derive(Debug, Error)]
+pub enum BlkServeError {
+    /// The medium can't be opened.
+    #[error("namespace {spec}: {source}")]
+    Namespace {
+        /// What was asked for.
+        spec: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// There is no socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A poller can't be started.
+    #[error(transparent)]
+    Poller(#[from] OpenError),
+    /// A serial number that no disk can have.
+    #[error("serial number `{0}`: up to 20 printable ASCII characters")]
+    Serial(String),
+    /// The system refused.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A running server; dropping it ends it, with the socket, after what is in flight.
+#[derive(Debug)]
+pub struct BlkServer {
+    path: PathBuf,
+    queues: u16,
+    shared: Arc<Shared>,
+    sessions: Option<JoinHandle<()>>,
+}
+
+/// What the thread of the sessions shares with whoever ends it.
+#[derive(Debug)]
+struct Shared {
+    stopping: AtomicBool,
+    wake: OwnedFd,
+    /// The present frontend's connection, to be shut down.
+    connection: Mutex<Option<UnixStream>>,
+}
+
+impl BlkServer {
+    /// Opens the medium, starts the threads and listens.
+    ///
+    /// # Errors
+    /// See [`BlkServeError`].
+    pub fn start(config: BlkConfig) -> Result<Self, BlkServeError> {
+        let BlkConfig { socket, namespace, queues, pollers, cpus, serial } = config;
+        let serial = serial.unwrap_or_else(|| "doorbell".into());
+        if serial.len() > 20 || !serial.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Err(BlkServeError::Serial(serial));
+        }
+        let storage = namespace
+            .storage
+            .open()
+            .map_err(|source| BlkServeError::Namespace { spec: namespace.to_string(), source })?;
+        let disk = Arc::new(Disk::new(storage, namespace.block_bytes, queues, &serial));
+        let pollers: Arc<[BlkPoller]> = (0..pollers)
+            .map(|index| {
+                let cpu = cpus.get(index).copied();
+                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage))
+            })
+            .collect::<Result<_, _>>()?;
+        let listener = Listener::bind(&socket, Naming::Socket)?;
+        let path = std::path::absolute(&socket).unwrap_or(socket);
+        let system = |what| move |source: std::io::Error| BlkServeError::System { what, source };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| system("make an eventfd")(errno.into()))?;
+        let shared =
+            Arc::new(Shared { stopping: AtomicBool::new(false), wake, connection: Mutex::new(None) });
+        let sessions = std::thread::Builder::new().name("blk-sessions".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.serve(&listener, &disk, &pollers)
+        });
+        let sessions = Some(sessions.map_err(system("start a thread"))?);
+        Ok(Self { path, queues, shared, sessions })
+    }
+
+    /// QEMU's arguments for this disk: for versions before 9.2, and from 9.2 on.
+    #[must_use]
+    pub fn attach_lines(&self) -> [String; 2] {
+        let line = |reconnect: &str| {
+            format!(
+                "-object memory-backend-memfd,id=m,size=1G,share=on -M q35,memory-backend=m \
+                 -chardev socket,id=c,path={},{reconnect} \
+                 -device vhost-user-blk-pci,chardev=c,num-queues={}",
+                self.path.display().to_string().replace(',', ",,"),
+                self.queues.min(4),
+            )
+        };
+        [line("reconnect=1"), line("reconnect-ms=1000")]
+    }
+
+    /// Prints how to attach a VM and serves until SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// Where signals can't be waited for.
+    pub fn run_until_signal(self) -> std::io::Result<()> {
+        use std::io::Write as _;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        let [old, new] = self.attach_lines();
+        println!("serving a vhost-user-blk disk on {}", self.path.display());
+        println!("attach QEMU 9.2 or newer with\n  {new}");
+        println!("attach QEMU 7.2 to 9.1 with\n  {old}");
+        std::io::stdout().flush()?;
+        while !stop.load(Ordering::Relaxed) {
+            // A signal ends the sleep.
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+        drop(self);
+        Ok(())
+    }
+}
+
+impl Drop for BlkServer {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(sessions) = self.sessions.take()
+            && sessions.join().is_err()
+        {
+            tracing::error!("the thread of the sessions ended by a panic");
+        }
+    }
+}
+
+impl Shared {
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = &*connection {
+            // It may be gone already.
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn serve(&self, listener: &Listener, disk: &Arc<Disk>, pollers: &Arc<[BlkPoller]>) {
+        while !self.stopping.load(Ordering::SeqCst) {
+            let mut fds = [
+                PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
+            ];
+            let _ = poll(&mut fds, None);
+            match listener.try_accept() {
+                Ok(Some(stream)) => {
+                    tracing::info!("a frontend has connected");
+                    match self.session(stream, disk, pollers) {
+                        Ok(()) => tracing::info!("the frontend has gone"),
+                        Err(error) => crate::rate_limit::warn_sometimes(|| {
+                            tracing::warn!("the session with the frontend has ended: {error}");
+                        }),
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be accepted");
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    /// Serves one frontend to its end.
+    fn session(
+        &self,
+        stream: UnixStream,
+        disk: &Arc<Disk>,
+        pollers: &Arc<[BlkPoller]>,
+    ) -> Result<(), VhostError> {
+        stream.set_nonblocking(false).map_err(VhostError::SocketError)?;
+        let connection = stream.try_clone().map_err(VhostError::SocketError)?;
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        let backend = Arc::new(Mutex::new(Backend::new(Arc::clone(disk), Arc::clone(pollers))));
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
+        let ended = loop {
+            // A stop that came before the connection was put there has found nothing to shut down.
+            if self.stopping.load(Ordering::SeqCst) {
+                break Ok(());
+            }
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(VhostError::SocketRetry(_)) => {}
+                Err(VhostError::Disconnected) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        // First the memory, then the connection: a frontend that sees it closed may take its memory back.
+        backend.lock().unwrap_or_else(PoisonError::into_inner).reset();
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        ended
+    }
+}

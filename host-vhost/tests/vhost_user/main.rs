@@ -1,0 +1,11 @@
+//! The vhost-user-blk backend against a frontend of our own: raw messages, and rings in a memfd.
+#![expect(unreachable_pub, reason = "test modules share items")]
+
+mod frontend;
+mod hostile;
+mod kill;
+mod memory;
+mod process;
+mod protocol;
+mod requests;
+mod ring;
