@@ -1,4 +1,5 @@
-//! The native host of the Doorbell NVMe controller: a vfio-user server, poller threads, storages.
+//! The native host of the Doorbell NVMe controller: a vfio-user server, a vhost-user-blk backend, poller threads,
+//! storages.
 //!
 //! | module | what it is |
 //! | --- | --- |

@@ -9,7 +9,7 @@ mod stat;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// One NVMe controller for stock QEMU and other VMMs, over vfio-user.
+/// One NVMe controller for stock QEMU and other VMMs, over vfio-user; or a virtio disk, over vhost-user.
 ///
 /// Logs go to stderr; DOORBELL_LOG=debug shows more.
 #[derive(Debug, Parser)]
@@ -21,7 +21,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a controller on a socket until SIGTERM or SIGINT.
+    /// Serve a controller, or a virtio disk, on a socket until SIGTERM or SIGINT.
     Serve(serve::Serve),
     /// Show the counters of a running server.
     Stat(stat::Stat),
