@@ -49,7 +49,8 @@ pub enum Operation {
         /// Durable before it completes.
         fua: bool,
     },
-    /// The ranges hold nothing of worth any more; afterwards they read as zeroes (DLFEAT 001b).
+    /// The ranges hold nothing of worth any more; afterwards they read as the namespace's configuration says
+    /// (DLFEAT).
     Deallocate(DeallocateRanges),
 }
 

@@ -159,19 +159,23 @@ impl Interrupts {
         }
     }
 
-    /// An eventfd to poll, where the client unmasks INTx by one: call [`Interrupts::handle_intx_unmask`] when
-    /// it is readable.
+    /// An eventfd to poll, where the client unmasks INTx by one: call [`Interrupts::take_intx_unmask`] when it
+    /// is readable.
     #[must_use]
     pub fn intx_unmask_fd(&self) -> Option<Arc<OwnedFd>> {
         self.eventfds().intx_unmask.clone()
     }
 
-    /// Unmasks INTx if the client's eventfd says so.
-    pub fn handle_intx_unmask(&self) {
-        let Some(eventfd) = self.intx_unmask_fd() else { return };
-        if rustix::io::read(&*eventfd, &mut [0; 8]).is_ok() {
-            self.unmask(INTX, 0);
-        }
+    /// Whether the client's eventfd asks to unmask INTx; it asks once. Follow it by
+    /// [`Interrupts::unmask_intx`].
+    #[must_use]
+    pub fn take_intx_unmask(&self) -> bool {
+        self.intx_unmask_fd().is_some_and(|eventfd| rustix::io::read(&*eventfd, &mut [0; 8]).is_ok())
+    }
+
+    /// Unmasks INTx, and raises it again if its level is still up; so the level is to be up to date.
+    pub fn unmask_intx(&self) {
+        self.unmask(INTX, 0);
     }
 
     /// Tells the client that the device is beyond repair.
@@ -469,10 +473,10 @@ mod tests {
         interrupts.set(&by_eventfd, vec![unmask.try_clone().unwrap()]).unwrap();
         interrupts.set_intx(true);
         assert_eq!(drain_eventfd(eventfd.as_fd()), 1);
-        interrupts.handle_intx_unmask();
-        assert_eq!(drain_eventfd(eventfd.as_fd()), 0);
+        assert!(!interrupts.take_intx_unmask());
         rustix::io::write(&unmask, &1u64.to_ne_bytes()).unwrap();
-        interrupts.handle_intx_unmask();
+        assert!(interrupts.take_intx_unmask());
+        interrupts.unmask_intx();
         assert_eq!(drain_eventfd(eventfd.as_fd()), 1);
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,7 +35,7 @@ impl Waker {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) {
             self.wakes.fetch_add(1, Ordering::Relaxed);
-            // The counter can't overflow: the reader drains it, and a full one is readable anyway.
+            // Some readers watch for edges and never drain it; the counter lasts for 2^64 wake-ups.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         }
     }
@@ -71,10 +71,14 @@ impl AsFd for Waker {
     }
 }
 
+/// Messages in a [`Mailbox`] from which on senders who can wait should.
+const CROWD: usize = 256;
+
 /// A queue of messages to one thread, which owns the [`Waker`].
 #[derive(Debug)]
 pub struct Mailbox<T> {
-    has_mail: AtomicBool,
+    /// Messages in the queue, for those who look without the lock.
+    len: AtomicUsize,
     queue: Mutex<VecDeque<T>>,
     waker: Waker,
 }
@@ -85,18 +89,14 @@ impl<T> Mailbox<T> {
     /// # Errors
     /// Where the system gives no eventfd.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            has_mail: AtomicBool::new(false),
-            queue: Mutex::new(VecDeque::new()),
-            waker: Waker::new()?,
-        })
+        Ok(Self { len: AtomicUsize::new(0), queue: Mutex::new(VecDeque::new()), waker: Waker::new()? })
     }
 
     /// Puts a message in and wakes the receiver if it sleeps.
     pub fn send(&self, message: T) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.push_back(message);
-        self.has_mail.store(true, Ordering::Relaxed);
+        self.len.store(queue.len(), Ordering::Relaxed);
         drop(queue);
         self.waker.wake();
     }
@@ -105,7 +105,14 @@ impl<T> Mailbox<T> {
     #[inline]
     #[must_use]
     pub fn has_mail(&self) -> bool {
-        self.has_mail.load(Ordering::Relaxed)
+        self.len.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether so many messages wait that what a guest can cause without end should wait or be left out.
+    #[inline]
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        self.len.load(Ordering::Relaxed) >= CROWD
     }
 
     /// The oldest message.
@@ -115,7 +122,7 @@ impl<T> Mailbox<T> {
         }
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let message = queue.pop_front();
-        self.has_mail.store(!queue.is_empty(), Ordering::Relaxed);
+        self.len.store(queue.len(), Ordering::Relaxed);
         message
     }
 

@@ -16,6 +16,8 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .with_target(false)
+        // A reader of our log that goes away must not take the server with it.
+        .log_internal_errors(false)
         .init();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -68,6 +68,7 @@ fn namespaces(controller: &mut Full) {
         size_blocks: word(),
         block_bytes: dword(),
         read_only: flag(),
+        deallocated_reads_zero: flag(),
         uuid: bytes(),
         nguid: bytes(),
         eui64: bytes(),

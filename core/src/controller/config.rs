@@ -10,8 +10,8 @@ pub struct ControllerConfig {
     pub io_queues: u16,
     /// Entries that an I/O queue may have (CAP.MQES + 1), 2 to 65,536.
     pub max_queue_entries: u32,
-    /// Maximum Data Transfer Size in bytes: a power of two, at least the minimum memory page. The groups are
-    /// told the same.
+    /// Maximum Data Transfer Size in bytes: a power of two, at least two of the smallest memory pages, because
+    /// one page is MDTS 0, which means no limit. The groups are told the same.
     pub mdts_bytes: u32,
     /// Interrupt vectors of the device, 1 to 128.
     pub vectors: u16,
@@ -89,8 +89,8 @@ impl ControllerConfig {
         if self.page_shift_max < self.page_shift_min || self.page_shift_max > 27 {
             self.page_shift_max = self.page_shift_min;
         }
-        if self.mdts_bytes >> self.page_shift_min == 0 {
-            self.mdts_bytes = 1u32.wrapping_shl(self.page_shift_min as u32);
+        if self.mdts_bytes >> self.page_shift_min < 2 {
+            self.mdts_bytes = 2u32.wrapping_shl(self.page_shift_min as u32);
         }
         self.mdts_bytes = 1u32.wrapping_shl(log2(self.mdts_bytes));
         self
@@ -209,7 +209,7 @@ mod tests {
         }
         .in_range(8, 64);
         assert_eq!((config.groups, config.io_queues, config.max_queue_entries), (1, 64, 2));
-        assert_eq!((config.mdts_bytes, config.mdts(), config.vectors), (4096, 0, 128));
+        assert_eq!((config.mdts_bytes, config.mdts(), config.vectors), (8192, 1, 128));
         assert_eq!((config.page_shift_min, config.page_shift_max), (12, 12));
         assert_eq!(ControllerConfig::DEFAULT.in_range(8, 64).mdts(), 8);
     }

@@ -101,7 +101,7 @@ impl<const GROUPS: usize> Groups<GROUPS> {
         self.command_sent = GroupSet::EMPTY;
         self.clear_due = GroupSet::EMPTY;
         for (group, under_way) in (0..self.count).zip(&self.under_way) {
-            // Nothing but namespaces can have reached a group behind a reset that it hasn't answered.
+            // Nothing reaches a group behind a reset that it hasn't answered, so one reset is enough.
             if *under_way != UnderWay::Reset {
                 self.reset_due.insert(group);
             }

@@ -158,8 +158,8 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
                 nsze: shape.size_blocks.into(),
                 ncap: shape.size_blocks.into(),
                 nuse: shape.size_blocks.into(),
-                // Deallocated blocks read as zeroes; Write Zeroes may deallocate.
-                dlfeat: 1 << 3 | 1,
+                // Write Zeroes may deallocate, and leaves zeroes in any case.
+                dlfeat: 1 << 3 | u8::from(config.deallocated_reads_zero),
                 nvmcap: bytes.into(),
                 nsattr: u8::from(shape.read_only),
                 nguid: config.nguid,

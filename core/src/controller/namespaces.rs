@@ -20,6 +20,8 @@ pub struct NamespaceConfig {
     pub block_bytes: u32,
     /// Refuse writes.
     pub read_only: bool,
+    /// Blocks read as zeroes after Dataset Management has deallocated them (DLFEAT 001b); else as anything.
+    pub deallocated_reads_zero: bool,
     /// UUID, in the byte order of its text form; 0 where there is none.
     pub uuid: [u8; 16],
     /// Namespace Globally Unique Identifier, big-endian; 0 where there is none.

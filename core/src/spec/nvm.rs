@@ -21,7 +21,7 @@ impl NvmOpcode {
     pub const VERIFY: Self = Self(0x0c);
 }
 
-/// Command Dword 12: Force Unit Access (FUA) of Read, Write, Write Zeroes.
+/// Command Dword 12: Force Unit Access (FUA). Obeyed for Write and Write Zeroes, not for Read.
 pub const CDW12_FUA: u32 = 1 << 30;
 /// Command Dword 12: Deallocate (DEAC) of Write Zeroes.
 pub const CDW12_DEALLOCATE: u32 = 1 << 25;

@@ -8,6 +8,7 @@
 //! One thread uses a client at a time. It answers the server's DMA requests whenever it is in
 //! [`Client::serve`]; a call of its own doesn't need the server to get through with any.
 
+mod lifecycle;
 pub mod memory;
 pub mod nvme;
 pub mod queue;

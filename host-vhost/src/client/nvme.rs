@@ -23,21 +23,13 @@ use crate::vfio_user::protocol::{CONFIG_REGION, IrqSet, RegionInfo};
 
 const REG_CAP: u64 = 0x00;
 const REG_VS: u64 = 0x08;
-const REG_CC: u64 = 0x14;
-const REG_CSTS: u64 = 0x1c;
-const REG_AQA: u64 = 0x24;
-const REG_ASQ: u64 = 0x28;
-const REG_ACQ: u64 = 0x30;
 const DOORBELLS: u64 = 0x1000;
 
-const CSTS_RDY: u32 = 1;
-const CSTS_CFS: u32 = 2;
-
 /// Entries of the admin queues.
-const ADMIN_DEPTH: u32 = 32;
+pub(super) const ADMIN_DEPTH: u32 = 32;
 
 /// How long the controller may take for anything.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the driver gave up.
 #[derive(Debug, thiserror::Error)]
@@ -108,15 +100,15 @@ pub struct Identity {
 /// A controller that is up.
 #[derive(Debug)]
 pub struct Nvme {
-    client: Client,
-    memory: Arc<ClientMemory>,
+    pub(super) client: Client,
+    pub(super) memory: Arc<ClientMemory>,
     /// Offset of the first byte of memory that is free.
-    unused: u64,
-    admin: QueuePair,
+    pub(super) unused: u64,
+    pub(super) admin: QueuePair,
     doorbell_map: Option<Arc<DoorbellMap>>,
     /// Offsets of the Shadow Doorbell and EventIdx pages.
-    shadow: Option<(u64, u64)>,
-    next_qid: u16,
+    pub(super) shadow: Option<(u64, u64)>,
+    pub(super) next_qid: u16,
     vectors: u32,
 }
 
@@ -142,7 +134,7 @@ impl Nvme {
                 let (offset, size) = (area.offset.get(), area.size.get());
                 let place = bar.info.offset.get() + offset;
                 let mapping = Mapping::new(file.as_fd(), place, size, Rights::READ_WRITE)
-                    .map_err(ClientError::System)?;
+                    .map_err(|error| ClientError::System(error.into()))?;
                 Some(Arc::new(DoorbellMap::new(mapping, offset, size)))
             }
             _ => None,
@@ -155,15 +147,7 @@ impl Nvme {
         client.region_write(CONFIG_REGION, 4, &command.to_le_bytes())?;
         let mut unused = 0;
         let layout = take_queue(&memory, &mut unused, ADMIN_DEPTH, 1)?;
-        let register = Register::Message(client.connection().clone());
-        let admin = QueuePair::new(
-            Arc::clone(&memory),
-            layout,
-            1,
-            doorbell(0, false, register.clone()),
-            doorbell(0, true, register),
-            None,
-        );
+        let admin = admin_queue(&client, &memory, layout);
         let mut nvme =
             Self { client, memory, unused, admin, doorbell_map, shadow: None, next_qid: 1, vectors };
         nvme.enable(layout)?;
@@ -354,14 +338,6 @@ impl Nvme {
         self.doorbell_map.is_some()
     }
 
-    /// CSTS.RDY.
-    ///
-    /// # Errors
-    /// See [`DriverError`].
-    pub fn is_ready(&mut self) -> Result<bool, DriverError> {
-        Ok(self.read_u32(REG_CSTS)? & CSTS_RDY != 0)
-    }
-
     /// Makes a queue pair that exists already use the shadow doorbells, as Linux does, whose Doorbell Buffer
     /// Config comes after its queues. The controller has taken over their positions.
     ///
@@ -372,45 +348,6 @@ impl Nvme {
             doorbell.shadow = Some(self.shadow_entry(doorbell.offset, rule)?);
         }
         Ok(())
-    }
-
-    /// Disables the controller (CC.EN 0) and waits until it is.
-    ///
-    /// # Errors
-    /// See [`DriverError`].
-    pub fn disable(&mut self) -> Result<(), DriverError> {
-        self.write_u32(REG_CC, 0)?;
-        self.await_ready(false)
-    }
-
-    fn enable(&mut self, layout: QueueLayout) -> Result<(), DriverError> {
-        self.disable()?;
-        let depth = ADMIN_DEPTH - 1;
-        self.write_u32(REG_AQA, depth << 16 | depth)?;
-        let base = self.memory.iova();
-        self.client.region_write(0, REG_ASQ, &(base + layout.sq).to_le_bytes())?;
-        self.client.region_write(0, REG_ACQ, &(base + layout.cq).to_le_bytes())?;
-        // Entries of 64 and 16 bytes, NVM command set, pages of 4 KiB.
-        self.write_u32(REG_CC, 4 << 20 | 6 << 16 | 1)?;
-        self.await_ready(true)
-    }
-
-    fn await_ready(&mut self, ready: bool) -> Result<(), DriverError> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let csts = self.read_u32(REG_CSTS)?;
-            if csts & CSTS_CFS != 0 && ready {
-                return Err(DriverError::Fatal);
-            }
-            if (csts & CSTS_RDY != 0) == ready {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(DriverError::TimedOut { what: "CSTS.RDY" });
-            }
-            self.client.serve()?;
-            std::thread::sleep(Duration::from_micros(100));
-        }
     }
 
     /// Connects an MSI-X vector with a new eventfd.
@@ -461,15 +398,23 @@ impl Nvme {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn read_u32(&mut self, offset: u64) -> Result<u32, DriverError> {
+    pub(super) fn read_u32(&mut self, offset: u64) -> Result<u32, DriverError> {
         let mut bytes = [0; 4];
         self.client.region_read(0, offset, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    fn write_u32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
+    pub(super) fn write_u32(&mut self, offset: u64, value: u32) -> Result<(), DriverError> {
         Ok(self.client.region_write(0, offset, &value.to_le_bytes())?)
     }
+}
+
+/// The admin queue pair, driven by messages.
+pub(super) fn admin_queue(client: &Client, memory: &Arc<ClientMemory>, layout: QueueLayout) -> QueuePair {
+    let register = Register::Message(client.connection().clone());
+    let doorbells = [doorbell(0, false, register.clone()), doorbell(0, true, register)];
+    let [submission, completion] = doorbells;
+    QueuePair::new(Arc::clone(memory), layout, 1, submission, completion, None)
 }
 
 /// A doorbell that is written through `register`. CAP.DSTRD is 0.
@@ -478,7 +423,7 @@ fn doorbell(qid: u16, completion: bool, register: Register) -> DriverDoorbell {
     DriverDoorbell { offset: DOORBELLS + index * 4, register, shadow: None, value: 0, register_writes: 0 }
 }
 
-fn take_queue(
+pub(super) fn take_queue(
     memory: &ClientMemory,
     unused: &mut u64,
     depth: u32,

@@ -228,6 +228,7 @@ pub struct QueuePair {
     interrupt: Option<Arc<OwnedFd>>,
     submitted: u64,
     completed: u64,
+    interrupts: u64,
 }
 
 /// Where a queue pair is in its memory, as offsets.
@@ -267,6 +268,7 @@ impl QueuePair {
             interrupt,
             submitted: 0,
             completed: 0,
+            interrupts: 0,
         }
     }
 
@@ -362,7 +364,9 @@ impl QueuePair {
         if poll(&mut fds, Some(&timeout))? == 0 {
             return Ok(false);
         }
-        rustix::io::read(&**interrupt, &mut [0; 8])?;
+        let mut count = [0; 8];
+        rustix::io::read(&**interrupt, &mut count)?;
+        self.interrupts += u64::from_ne_bytes(count);
         Ok(true)
     }
 
@@ -376,6 +380,12 @@ impl QueuePair {
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+
+    /// Interrupts that [`QueuePair::wait`] has taken, those that came together included.
+    #[must_use]
+    pub fn interrupts(&self) -> u64 {
+        self.interrupts
     }
 
     /// Register writes of both doorbells.

@@ -61,7 +61,7 @@ pub(crate) struct Serve {
     /// MSI-X vectors, 1 to 128; Windows wants at most 64.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=128))]
     vectors: u16,
-    /// Maximum data transfer size: a power of two from 4K to 1M.
+    /// Maximum data transfer size: a power of two from 8K to 1M.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_mdts)]
     mdts: u64,
     /// Serial number, up to 20 characters.
@@ -99,8 +99,8 @@ fn parse_cpus(text: &str) -> Result<CpuList, String> {
 
 fn parse_mdts(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    if !bytes.is_power_of_two() || !(4096..=1 << 20).contains(&bytes) {
-        return Err(format!("{text} is not a power of two from 4K to 1M"));
+    if !bytes.is_power_of_two() || !(8192..=1 << 20).contains(&bytes) {
+        return Err(format!("{text} is not a power of two from 8K to 1M"));
     }
     Ok(bytes)
 }

@@ -3,15 +3,21 @@
 //! One thread serves one connection after the other; a connection that is silent or floods is dropped.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::protocol::{Answer, Command, Outcome, Reply, Request, VERSION};
+use crate::interrupt::new_eventfd;
+use crate::rate_limit::warn_sometimes;
+use crate::vfio_user::listener::{ACCEPT_AGAIN, ListenError, Listener, Naming};
 
 /// The longest request line, in bytes.
 const LONGEST_LINE: u64 = 64 << 10;
@@ -22,9 +28,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A listening control socket. Dropping it ends the thread and removes the socket.
 #[derive(Debug)]
 pub struct ControlSocket {
-    path: PathBuf,
-    stop: Arc<AtomicBool>,
+    stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How the thread is told to end.
+#[derive(Debug)]
+struct Stop {
+    eventfd: OwnedFd,
+    stopping: AtomicBool,
+    /// The connection that is being served.
+    serving: Mutex<Option<UnixStream>>,
 }
 
 impl ControlSocket {
@@ -35,46 +49,81 @@ impl ControlSocket {
     pub fn listen(
         path: &Path,
         mut answer: impl FnMut(Command) -> Result<Answer, String> + Send + 'static,
-    ) -> io::Result<Self> {
-        // The device's own socket has been taken by now, so a socket left here is a dead server's.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::Builder::new().name("control-socket".into()).spawn({
+    ) -> Result<Self, ListenError> {
+        let system = |what| {
+            let path = path.to_path_buf();
+            move |error| ListenError::System { what, path, error }
+        };
+        let listener = Listener::bind(path, Naming::Socket)?;
+        let stop = Arc::new(Stop {
+            eventfd: new_eventfd().map_err(system("make an eventfd for"))?,
+            stopping: AtomicBool::new(false),
+            serving: Mutex::new(None),
+        });
+        let spawned = std::thread::Builder::new().name("control-socket".into()).spawn({
             let stop = Arc::clone(&stop);
             move || {
-                for stream in listener.incoming() {
-                    if stop.load(Ordering::Acquire) {
-                        break;
-                    }
-                    if let Ok(stream) = stream
-                        && let Err(error) = serve(&stream, &mut answer)
-                    {
+                while let Some(stream) = next_client(&listener, &stop) {
+                    if let Err(error) = serve(&stream, &mut answer) {
                         tracing::debug!(%error, "control connection ended");
                     }
+                    *stop.serving() = None;
                 }
             }
-        })?;
-        Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
+        });
+        Ok(Self { stop, thread: Some(spawned.map_err(system("start a thread for"))?) })
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // Wakes the thread out of `accept`.
-        let woken = UnixStream::connect(&self.path).is_ok();
-        let _ = std::fs::remove_file(&self.path);
-        if let Some(thread) = self.thread.take()
-            && woken
-        {
+        self.stop.stopping.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.stop.eventfd, &1u64.to_ne_bytes());
+        // A request that is being carried out is still answered; nothing more is read.
+        if let Some(stream) = &*self.stop.serving() {
+            let _ = stream.shutdown(Shutdown::Read);
+        }
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
+}
+
+impl Stop {
+    fn serving(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Waits for a connection; `None` where there will be no more.
+fn next_client(listener: &Listener, stop: &Stop) -> Option<UnixStream> {
+    while !stop.stopping.load(Ordering::Acquire) {
+        let accepted = listener.try_accept().and_then(|stream| {
+            let Some(stream) = stream else { return Ok(None) };
+            stream.set_nonblocking(false)?;
+            // Under the lock, so that whoever says stop either finds the connection or is seen here.
+            let mut serving = stop.serving();
+            *serving = Some(stream.try_clone()?);
+            Ok(Some(stream))
+        });
+        let mut fds = [
+            PollFd::new(&stop.eventfd, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
+        match accepted {
+            Ok(Some(stream)) if !stop.stopping.load(Ordering::Acquire) => return Some(stream),
+            Ok(Some(_)) => return None,
+            Ok(None) => {
+                let _ = poll(&mut fds, None);
+            }
+            // Out of file descriptors, most likely: the socket stays readable, so it isn't polled for a while.
+            Err(error) => {
+                warn_sometimes(|| tracing::warn!(%error, "a control connection could not be accepted"));
+                let _ = poll(&mut fds[..1], Timespec::try_from(ACCEPT_AGAIN).ok().as_ref());
+            }
+        }
+    }
+    None
 }
 
 fn serve(
@@ -117,6 +166,8 @@ fn reply(line: &str, answer: &mut impl FnMut(Command) -> Result<Answer, String>)
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -147,5 +198,22 @@ mod tests {
         drop((stream, reader));
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_end_waits_for_nobody_and_leaves_a_foreign_socket_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device.ctl");
+        let socket = ControlSocket::listen(&path, |_| Err("not here".into())).unwrap();
+        let mut silent = UnixStream::connect(&path).unwrap();
+        silent.write_all(b"{").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        std::fs::remove_file(&path).unwrap();
+        let foreign = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let start = std::time::Instant::now();
+        drop(socket);
+        assert!(start.elapsed() < Duration::from_secs(2));
+        assert!(path.exists());
+        drop(foreign);
     }
 }

@@ -1,31 +1,34 @@
 //! The control thread of a device: clients that come and go, and whatever isn't the I/O path.
 
-use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
-use doorbell_core::controller::NamespaceChange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::changes::Changes;
 use super::model::Model;
-use super::namespaces::{NamespaceTable, Opened};
+use super::namespaces::NamespaceTable;
 use super::report::ReportCollector;
 use super::state::StateFile;
 use super::{ControlMail, flush_all};
-use crate::ctl::protocol::{Answer, Command};
+use crate::ctl::protocol::Answer;
 use crate::memory::Sharing;
+use crate::memory::sigbus::poisoned_mappings;
 use crate::poller::{FromGroup, ToGroup};
+use crate::rate_limit::warn_sometimes;
 use crate::vfio_user::connection::Lost;
-use crate::vfio_user::listener::{Handed, Listener};
+use crate::vfio_user::listener::{ACCEPT_AGAIN, Handed, Listener};
 use crate::vfio_user::server::{Released, Session, Step};
 
 /// How long commands may keep a reset or an unmap waiting before their storages are asked to give them up.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the SMART counters are written.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Messages of other threads that one turn handles, so that they can't keep it from the client.
+const MAILS_PER_TURN: u32 = 1024;
 
 /// Where the device stands with its clients.
 #[derive(Debug)]
@@ -38,34 +41,24 @@ enum Phase {
     Ending(Released),
 }
 
-/// A change of namespaces that somebody at the control socket waits for.
-#[derive(Debug)]
-struct Waiting {
-    change: Change,
-    reply: Sender<Result<Answer, String>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// Every group knows of it.
-    Known(NamespaceChange),
-    /// The groups stand still, so that the storage can change its size.
-    Paused { nsid: u32, size_bytes: u64, groups_left: usize },
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Control {
-    model: Model,
+    pub(super) model: Model,
     listener: Option<Listener>,
     phase: Phase,
     connections: u64,
-    namespaces: NamespaceTable,
-    waiting: VecDeque<Waiting>,
-    reports: ReportCollector,
+    pub(super) namespaces: NamespaceTable,
+    pub(super) changes: Changes,
+    pub(super) reports: ReportCollector,
     state: StateFile,
     saved: Instant,
+    in_use: bool,
     quiescing_since: Option<Instant>,
+    /// [`poisoned_mappings`] when it was looked at last.
+    poisoned_mappings: u64,
+    /// After a client that could not be accepted: when to look for one again.
+    accept_after: Option<Instant>,
     stopping: bool,
 }
 
@@ -92,11 +85,14 @@ impl Control {
             phase,
             connections,
             namespaces,
-            waiting: VecDeque::new(),
+            changes: Changes::default(),
             reports,
             state,
             saved: Instant::now(),
+            in_use: false,
             quiescing_since: None,
+            poisoned_mappings: poisoned_mappings(),
+            accept_after: None,
             stopping: false,
         })
     }
@@ -115,12 +111,13 @@ impl Control {
         if let Err(error) = flush_all(&storages) {
             tracing::error!(%error, "the last flush failed");
         }
-        self.state.save(self.model.controller.smart_counters());
+        self.save_state();
     }
 
     /// Handles everything that has come in.
     fn turn(&mut self) {
-        while let Some(mail) = self.model.shared.control.receive() {
+        for _ in 0..MAILS_PER_TURN {
+            let Some(mail) = self.model.shared.control.receive() else { break };
             self.handle_mail(mail);
         }
         self.serve_client();
@@ -129,10 +126,15 @@ impl Control {
         }
         self.finish_tickets();
         self.check_sharing();
+        self.check_poisoned();
+        self.note_use();
         self.watch_patience();
+        self.watch_pause();
         if self.saved.elapsed() > SAVE_INTERVAL {
             self.saved = Instant::now();
-            self.state.save(self.model.controller.smart_counters());
+            self.save_state();
+            // For the next time.
+            self.model.tell_groups(ToGroup::Statistics);
         }
     }
 
@@ -146,16 +148,16 @@ impl Control {
                 }
                 self.model.handle_intx_unmask();
                 match session.step(&mut self.model) {
-                    Ok(Step::Idle) => {}
-                    // The rest comes in the next turn, after this one's pump.
-                    Ok(Step::More) => self.model.shared.control.waker().wake(),
+                    // What is left comes in the next turn, after this one's pump: it keeps the socket readable.
+                    Ok(Step::Idle | Step::More) => {}
                     Err(lost) => self.client_lost(lost),
                 }
             }
             Phase::Ending(released) => {
                 if released.is_complete() && !self.model.is_quiescing() {
                     self.phase = Phase::Waiting;
-                    self.state.save(self.model.controller.smart_counters());
+                    self.in_use = false;
+                    self.save_state();
                     self.accept();
                 }
             }
@@ -164,11 +166,21 @@ impl Control {
 
     fn accept(&mut self) {
         let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) else { return };
+        if self.accept_after.is_some_and(|after| Instant::now() < after) {
+            return;
+        }
+        self.accept_after = None;
         match listener.try_accept() {
             Ok(Some(stream)) => self.attach(stream),
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "a client could not be accepted"),
+            Err(error) => self.could_not_accept(&error),
         }
+    }
+
+    /// Out of file descriptors, most likely: the socket stays readable, so it isn't polled for a while.
+    fn could_not_accept(&mut self, error: &std::io::Error) {
+        warn_sometimes(|| tracing::warn!(%error, "a client could not be accepted"));
+        self.accept_after = Some(Instant::now() + ACCEPT_AGAIN);
     }
 
     fn attach(&mut self, stream: UnixStream) {
@@ -177,9 +189,8 @@ impl Control {
                 self.connections += 1;
                 tracing::info!(connection = self.connections, "client attached");
                 self.phase = Phase::Serving(Box::new(session));
-                self.model.shared.control.waker().wake();
             }
-            Err(error) => tracing::warn!(%error, "a client could not be served"),
+            Err(error) => self.could_not_accept(&error),
         }
     }
 
@@ -188,7 +199,6 @@ impl Control {
             tracing::info!(reason = %lost, "client detached");
             self.phase = Phase::Ending(session.end());
             self.model.client_lost();
-            self.model.tell_groups(ToGroup::Report);
         }
     }
 
@@ -208,6 +218,19 @@ impl Control {
                 tracing::error!("{not_shared}");
                 self.client_lost(Lost::Closed);
             }
+        }
+    }
+
+    /// A client that truncates memory which it lent has lost its device.
+    fn check_poisoned(&mut self) {
+        let poisoned = poisoned_mappings();
+        if poisoned == self.poisoned_mappings {
+            return;
+        }
+        self.poisoned_mappings = poisoned;
+        if matches!(self.phase, Phase::Serving(_)) && self.model.shared.memory.current().is_poisoned() {
+            tracing::error!("the client truncated a file whose memory it lent");
+            self.client_lost(Lost::Closed);
         }
     }
 
@@ -244,9 +267,10 @@ impl Control {
             ControlMail::Group { group, message } => {
                 self.model.handle_group(group, &message);
                 match message {
-                    FromGroup::Paused => self.group_paused(),
+                    FromGroup::Paused { ticket } => self.group_paused(ticket),
+                    FromGroup::Refreshed { ticket } => self.group_refreshed(ticket),
                     FromGroup::Report(report) => {
-                        if let Some(reply) = self.reports.add(*report) {
+                        for reply in self.reports.add(*report) {
                             let answer = self.statistics();
                             let _ = reply.send(Ok(answer));
                         }
@@ -262,106 +286,6 @@ impl Control {
         }
     }
 
-    fn handle_command(&mut self, command: Command, reply: Sender<Result<Answer, String>>) {
-        match command {
-            Command::Stat => {
-                self.reports.ask(reply, self.model.group_count());
-                self.model.tell_groups(ToGroup::Report);
-            }
-            Command::NamespaceRemove { nsid } => {
-                let started = self.model.controller.remove_namespace(nsid).map_err(|error| error.to_string());
-                self.wait_for(started, Change::Known(NamespaceChange::Removed { nsid }), reply);
-            }
-            Command::NamespaceResize { nsid, size_bytes } => {
-                let busy = self.waiting.iter().any(|one| matches!(one.change, Change::Paused { .. }));
-                let started = if busy {
-                    Err("another namespace is being resized: try again".into())
-                } else {
-                    self.namespaces.check_resize(nsid, size_bytes)
-                };
-                let groups_left = self.model.group_count();
-                if started.is_ok() {
-                    self.model.tell_groups(ToGroup::Pause);
-                }
-                self.wait_for(started, Change::Paused { nsid, size_bytes, groups_left }, reply);
-            }
-            Command::NamespaceAdd { .. } => {
-                let _ = reply.send(Err("a namespace to add comes with its storage opened".into()));
-            }
-        }
-    }
-
-    fn add_namespace(&mut self, opened: Opened, reply: Sender<Result<Answer, String>>) {
-        match self.namespaces.add(&mut self.model.controller, &self.model.shared, opened) {
-            Ok(nsid) => self.wait_for(Ok(()), Change::Known(NamespaceChange::Added { nsid }), reply),
-            Err(text) => {
-                let _ = reply.send(Err(text));
-            }
-        }
-    }
-
-    fn wait_for(
-        &mut self,
-        started: Result<(), String>,
-        change: Change,
-        reply: Sender<Result<Answer, String>>,
-    ) {
-        match started {
-            Ok(()) => self.waiting.push_back(Waiting { change, reply }),
-            Err(text) => {
-                let _ = reply.send(Err(text));
-            }
-        }
-    }
-
-    /// Every group knows of a change.
-    fn namespace_changed(&mut self, change: NamespaceChange) {
-        let nsid = match change {
-            NamespaceChange::Removed { nsid } => {
-                self.namespaces.removed(nsid);
-                self.model.shared.set_storage(nsid, None);
-                self.model.tell_groups(ToGroup::Look);
-                nsid
-            }
-            NamespaceChange::Added { nsid } | NamespaceChange::Resized { nsid } => nsid,
-        };
-        if let Some(place) = self.waiting.iter().position(|one| one.change == Change::Known(change))
-            && let Some(waiting) = self.waiting.remove(place)
-        {
-            let _ = waiting.reply.send(Ok(Answer::Namespace { nsid }));
-        }
-    }
-
-    /// One more group stands still; after the last one the storage is resized, and the groups go on.
-    fn group_paused(&mut self) {
-        let resizing = |one: &mut Waiting| match &mut one.change {
-            Change::Paused { nsid, size_bytes, groups_left } => {
-                *groups_left = groups_left.saturating_sub(1);
-                (*groups_left == 0).then_some((*nsid, *size_bytes))
-            }
-            Change::Known(_) => None,
-        };
-        let found = self
-            .waiting
-            .iter_mut()
-            .enumerate()
-            .find_map(|(place, one)| resizing(one).map(|resize| (place, resize)));
-        let Some((place, (nsid, size_bytes))) = found else { return };
-        let resized =
-            self.namespaces.resize(&mut self.model.controller, &self.model.shared, nsid, size_bytes);
-        self.model.tell_groups(ToGroup::Resume);
-        let Some(mut waiting) = self.waiting.remove(place) else { return };
-        match resized {
-            Ok(()) => {
-                waiting.change = Change::Known(NamespaceChange::Resized { nsid });
-                self.waiting.push_back(waiting);
-            }
-            Err(text) => {
-                let _ = waiting.reply.send(Err(text));
-            }
-        }
-    }
-
     fn statistics(&mut self) -> Answer {
         let connected = matches!(self.phase, Phase::Serving(_));
         let mut statistics = self.reports.statistics(&self.model);
@@ -369,6 +293,24 @@ impl Control {
         statistics.connections = self.connections;
         statistics.namespaces = self.namespaces.statistics();
         Answer::Stat(Box::new(statistics))
+    }
+
+    fn save_state(&mut self) {
+        self.state.save(self.model.controller.smart_counters(), self.in_use);
+    }
+
+    /// Notes once for each client that its guest uses the controller, and takes that back when it has shut it
+    /// down or is gone, so that a process that is killed in between leaves word of an unsafe shutdown.
+    fn note_use(&mut self) {
+        let in_use = match self.phase {
+            Phase::Serving(_) => self.model.is_in_use().unwrap_or(self.in_use),
+            Phase::Ending(_) => self.in_use,
+            Phase::Waiting => false,
+        };
+        if in_use != self.in_use {
+            self.in_use = in_use;
+            self.save_state();
+        }
     }
 
     /// Sleeps until something comes in.
@@ -381,14 +323,19 @@ impl Control {
         let mut queued = false;
         match &self.phase {
             Phase::Waiting => {
-                if let Some(listener) = self.listener.as_ref().filter(|_| !self.stopping) {
+                let listens = !self.stopping && self.accept_after.is_none();
+                if let Some(listener) = self.listener.as_ref().filter(|_| listens) {
                     fds.push(PollFd::new(listener, PollFlags::IN));
                 }
             }
             Phase::Serving(session) => {
-                queued = session.has_queued();
+                // A client that leaves replies unread is waited for.
+                queued = session.has_queued() && session.interest() == PollFlags::IN;
                 fds.push(PollFd::from_borrowed_fd(session.as_fd(), session.interest()));
-                fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
+                // Its count outlives the last unmap's answer, so it means something only while one waits.
+                if session.has_pending() {
+                    fds.push(PollFd::from_borrowed_fd(session.release_fd(), PollFlags::IN));
+                }
                 if let Some(unmask) = &unmask {
                     fds.push(PollFd::new(unmask, PollFlags::IN));
                 }
@@ -406,6 +353,8 @@ impl Control {
     }
 
     fn longest_sleep(&self) -> Duration {
-        if self.quiescing_since.is_some() { Duration::from_millis(100) } else { Duration::from_secs(10) }
+        let short =
+            self.quiescing_since.is_some() || self.accept_after.is_some() || self.changes.is_pausing();
+        if short { ACCEPT_AGAIN } else { Duration::from_secs(10) }
     }
 }

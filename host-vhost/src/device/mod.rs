@@ -3,6 +3,7 @@
 //! A device has one control thread, which serves the vfio-user client and owns the core's controller, and one
 //! queue group on each poller.
 
+mod changes;
 mod config;
 mod control;
 mod flush;

@@ -150,21 +150,16 @@ impl Model {
                 self.controller.handle_group_message(group, *message);
             }
             FromGroup::LevelChecked => {
-                self.level_checks = self.level_checks.saturating_sub(1);
-                if self.level_checks == 0 {
-                    let unmask = SetIrqs {
-                        index: INTX,
-                        start: 0,
-                        count: 1,
-                        action: IrqAction::Unmask,
-                        data: IrqData::None,
-                    };
-                    // The range was checked when the client asked.
-                    let _ = self.shared.interrupts.set(&unmask, Vec::new());
+                // An answer to a client that has gone counts for nothing.
+                let Some(left) = self.level_checks.checked_sub(1) else { return };
+                self.level_checks = left;
+                if left == 0 {
+                    self.shared.interrupts.unmask_intx();
                 }
             }
             FromGroup::Report(report) => self.controller.update_statistics(group, report.statistics),
-            FromGroup::Paused | FromGroup::Detached => {}
+            FromGroup::Statistics(statistics) => self.controller.update_statistics(group, *statistics),
+            FromGroup::Paused { .. } | FromGroup::Refreshed { .. } | FromGroup::Detached => {}
         }
     }
 
@@ -240,6 +235,18 @@ impl Model {
         self.sharing_looks = SHARING_LOOKS;
     }
 
+    /// Whether a guest would lose something if we ended now; `None` in the middle of a reset or a shutdown.
+    pub(super) fn is_in_use(&self) -> Option<bool> {
+        let mut csts = [0; 4];
+        self.controller.read_register(register::CSTS, &mut csts);
+        // RDY, and SHST 10b for a shutdown that is complete.
+        match (csts[0] & 1 != 0, csts[0] >> 2 & 3) {
+            (true, 0) => Some(true),
+            (_, 2) => Some(false),
+            _ => None,
+        }
+    }
+
     /// The admin submission queue's guest address, once the guest has written a command there.
     pub(super) fn admin_queue_with_commands(&self) -> Option<u64> {
         let rung =
@@ -253,8 +260,19 @@ impl Model {
     }
 
     /// Unmasks INTx if the client's eventfd says so.
-    pub(super) fn handle_intx_unmask(&self) {
-        self.shared.interrupts.handle_intx_unmask();
+    pub(super) fn handle_intx_unmask(&mut self) {
+        if self.shared.interrupts.take_intx_unmask() {
+            self.unmask_intx();
+        }
+    }
+
+    /// The level must be up to date before it can be raised again, or a guest sees an interrupt for completions
+    /// that it has taken already.
+    fn unmask_intx(&mut self) {
+        if self.level_checks == 0 {
+            self.level_checks = self.groups.len();
+            self.tell_groups(ToGroup::CheckLevel);
+        }
     }
 
     /// Keeps the ioeventfds in step with the queues.
@@ -401,12 +419,7 @@ impl Device for Model {
             && request.count > 0
             && self.shared.is_pin_based()
         {
-            // The level must be up to date before it can be raised again, or a guest sees an interrupt for
-            // completions that it has taken already.
-            if self.level_checks == 0 {
-                self.level_checks = self.groups.len();
-                self.tell_groups(ToGroup::CheckLevel);
-            }
+            self.unmask_intx();
             return Ok(());
         }
         let result = self.shared.interrupts.set(request, fds);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use doorbell_core::controller::NamespaceConfig;
+use doorbell_core::controller::{NamespaceConfig, NamespaceError};
 use uuid::Uuid;
 
-use super::DeviceShared;
 use super::model::HostController;
+use super::{DeviceShared, MAX_NAMESPACES};
 use crate::ctl::protocol::NamespaceStatistics;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{OpenError, Storage, StorageConfig};
@@ -15,6 +15,7 @@ use crate::storage::{OpenError, Storage, StorageConfig};
 /// A namespace whose storage is open.
 #[derive(Debug)]
 pub struct Opened {
+    name: String,
     storage: Arc<dyn Storage>,
     block_bytes: u32,
     uuid: [u8; 16],
@@ -28,15 +29,27 @@ impl Opened {
     /// What the storage says.
     pub fn open(spec: &NamespaceSpec, serial: &str, ordinal: u64) -> Result<Self, OpenError> {
         let storage = spec.storage.open()?;
-        let name = match &spec.storage {
+        let unique = match &spec.storage {
             StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } => {
                 let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
                 format!("{serial}/{}", path.display())
             }
             StorageConfig::Null { .. } | StorageConfig::Ram { .. } => format!("{serial}/{ordinal}"),
         };
-        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("doorbell:{name}").as_bytes()).into_bytes();
-        Ok(Self { storage, block_bytes: spec.block_bytes, uuid })
+        Ok(Self::with_storage(spec.to_string(), storage, spec.block_bytes, &unique))
+    }
+
+    /// A storage that is open already. Its UUID is made from `unique`, and `name` is for people.
+    #[must_use]
+    pub fn with_storage(name: String, storage: Arc<dyn Storage>, block_bytes: u32, unique: &str) -> Self {
+        let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("doorbell:{unique}").as_bytes()).into_bytes();
+        Self { name, storage, block_bytes, uuid }
+    }
+
+    /// What it is, as a person wrote it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Whether acknowledged writes need a flush to survive a power failure.
@@ -66,29 +79,38 @@ impl NamespaceTable {
         shared: &DeviceShared,
         opened: Opened,
     ) -> Result<u32, String> {
-        let Opened { storage, block_bytes, uuid } = opened;
+        let Opened { storage, block_bytes, uuid, .. } = opened;
         let config = NamespaceConfig {
             size_blocks: storage.size_bytes() / u64::from(block_bytes),
             block_bytes,
             read_only: storage.read_only(),
+            deallocated_reads_zero: storage.deallocate_reads_zero(),
             uuid,
             nguid: [0; 16],
             eui64: [0; 8],
         };
-        let nsid = controller.add_namespace(None, config).map_err(|error| error.to_string())?;
+        let nsid = controller.add_namespace(None, config).map_err(|error| match error {
+            NamespaceError::Full => {
+                format!("{error}: {MAX_NAMESPACES} is the most, remove one first")
+            }
+            error => error.to_string(),
+        })?;
         shared.set_storage(nsid, Some(Arc::clone(&storage)));
         self.entries.insert(nsid, Entry { storage, block_bytes });
         Ok(nsid)
     }
 
-    /// A namespace is gone altogether.
-    pub(super) fn removed(&mut self, nsid: u32) {
-        self.entries.remove(&nsid);
+    /// A namespace is gone altogether. Returns its storage.
+    pub(super) fn removed(&mut self, nsid: u32) -> Option<Arc<dyn Storage>> {
+        self.entries.remove(&nsid).map(|entry| entry.storage)
     }
 
     /// Whether a size is worth pausing the groups for.
     pub(super) fn check_resize(&self, nsid: u32, size_bytes: u64) -> Result<(), String> {
-        let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        let entry = self
+            .entries
+            .get(&nsid)
+            .ok_or_else(|| format!("there is no namespace {nsid}; `doorbell stat` shows which there are"))?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(entry.block_bytes)) {
             return Err(format!("{size_bytes} bytes is no whole number of blocks of {}", entry.block_bytes));
         }
@@ -99,14 +121,12 @@ impl NamespaceTable {
     pub(super) fn resize(
         &mut self,
         controller: &mut HostController,
-        shared: &DeviceShared,
         nsid: u32,
         size_bytes: u64,
     ) -> Result<(), String> {
         let entry = self.entries.get(&nsid).ok_or_else(|| format!("there is no namespace {nsid}"))?;
+        // Its queues share the size with it.
         entry.storage.resize(size_bytes).map_err(|error| error.to_string())?;
-        // Queues that know the size must take it anew.
-        shared.set_storage(nsid, Some(Arc::clone(&entry.storage)));
         controller
             .resize_namespace(nsid, size_bytes / u64::from(entry.block_bytes))
             .map_err(|error| error.to_string())

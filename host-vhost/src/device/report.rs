@@ -39,13 +39,13 @@ impl ReportCollector {
         self.left += groups;
     }
 
-    /// A group has reported. Returns who asked, when all groups have.
-    pub(super) fn add(&mut self, report: GroupReport) -> Option<Sender<Result<Answer, String>>> {
+    /// A group has reported. Returns who asked, when all groups have reported as often as they were asked.
+    pub(super) fn add(&mut self, report: GroupReport) -> Vec<Sender<Result<Answer, String>>> {
         self.reports.retain(|other| other.group != report.group);
         self.reports.push(report);
         self.reports.sort_by_key(|report| report.group);
         self.left = self.left.saturating_sub(1);
-        if self.left == 0 { self.asking.pop() } else { None }
+        if self.left == 0 { std::mem::take(&mut self.asking) } else { Vec::new() }
     }
 
     /// All that is known, but for what the control thread knows by itself.

@@ -19,7 +19,7 @@ use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Sto
 use crate::ctl::protocol::{Answer, Command};
 use crate::ctl::server::ControlSocket;
 use crate::namespace_spec::NamespaceSpec;
-use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig};
+use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig, ToGroup};
 use crate::storage::OpenError;
 use crate::vfio_user::listener::{Handed, ListenError, Listener, Naming};
 
@@ -74,7 +74,7 @@ pub struct Server {
     control: Option<JoinHandle<()>>,
     socket: Option<ControlSocket>,
     /// After the control thread, which tells them what to do.
-    pollers: Vec<Poller>,
+    _pollers: Pollers,
 }
 
 impl Server {
@@ -83,30 +83,53 @@ impl Server {
     /// # Errors
     /// See [`ServeError`]; nothing is left behind.
     pub fn start(config: DeviceConfig) -> Result<Self, ServeError> {
-        let (source, path) = open_endpoint(&config.endpoint)?;
         let serial = serial(&config)?;
+        let (source, path) = open_endpoint(&config.endpoint)?;
+        let opened = open_namespaces(&config.namespaces, &serial)?;
+        Self::start_at(&config, serial, source, path, opened)
+    }
+
+    /// The same with namespaces whose storages are open already, in the place of those that `config` names.
+    ///
+    /// # Errors
+    /// See [`ServeError`]; nothing is left behind.
+    pub fn start_with(config: DeviceConfig, opened: Vec<Opened>) -> Result<Self, ServeError> {
+        let serial = serial(&config)?;
+        let (source, path) = open_endpoint(&config.endpoint)?;
+        Self::start_at(&config, serial, source, path, opened)
+    }
+
+    fn start_at(
+        config: &DeviceConfig,
+        serial: String,
+        source: Handed,
+        path: Option<PathBuf>,
+        opened: Vec<Opened>,
+    ) -> Result<Self, ServeError> {
         let shared = DeviceShared::new(config.vectors, config.doorbells, Storages::default());
         let shared = Arc::new(shared.map_err(system("make the doorbell page"))?);
-        let pollers = start_pollers(&config, &shared)?;
-        let groups = pollers.iter().map(|poller| GroupAddress {
+        let pollers = Pollers::start(config, &shared)?;
+        let groups = pollers.list.iter().map(|poller| GroupAddress {
             mailbox: Arc::clone(poller.mailbox()),
             epoll: Arc::clone(poller.epoll()),
         });
-        let gauges = pollers.iter().map(|poller| PollerGauge {
+        let gauges = pollers.list.iter().map(|poller| PollerGauge {
             counters: Arc::clone(poller.counters()),
             mailbox: Arc::clone(poller.mailbox()),
         });
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
-        let opened = open_namespaces(&config.namespaces, &serial)?;
-        let write_cache = opened.iter().any(Opened::has_volatile_cache);
-        let controller = controller_config(&config, &serial, write_cache);
+        // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
+        let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
+        let controller = controller_config(config, &serial, write_cache);
         let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
         let mut table = NamespaceTable::default();
-        for (opened, spec) in opened.into_iter().zip(&config.namespaces) {
+        let namespaces = opened.len();
+        for opened in opened {
+            let spec = opened.name().to_owned();
             table
                 .add(&mut model.controller, &shared, opened)
-                .map_err(|why| ServeError::Refused { spec: spec.to_string(), why })?;
+                .map_err(|why| ServeError::Refused { spec, why })?;
         }
         let state = StateFile::choose(config.state.as_deref(), &config.namespaces);
         let mut control =
@@ -115,14 +138,8 @@ impl Server {
             .name("control".into())
             .spawn(move || control.run())
             .map_err(system("start the control thread"))?;
-        let mut server = Self {
-            socket: None,
-            path,
-            namespaces: config.namespaces.len(),
-            control: Some(control),
-            shared,
-            pollers,
-        };
+        let mut server =
+            Self { socket: None, path, namespaces, control: Some(control), shared, _pollers: pollers };
         if let Some(path) = &server.path {
             server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial)?);
         }
@@ -138,6 +155,12 @@ impl Server {
              -device '{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":\"{}\"}}}}' ...",
             path.display()
         )
+    }
+
+    /// What a person types to attach SPDK's client; `None` where it couldn't.
+    #[must_use]
+    pub fn spdk_line(&self) -> Option<String> {
+        spdk_line(self.path.as_deref()?, self.shared.doorbell_mode)
     }
 
     /// How many namespaces it started with.
@@ -158,6 +181,7 @@ impl Server {
     /// # Errors
     /// Where signals can't be waited for.
     pub fn run_until_signal(self) -> std::io::Result<()> {
+        use std::io::Write as _;
         use std::time::Duration;
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -167,10 +191,27 @@ impl Server {
             .path
             .as_ref()
             .map_or("a socket that was handed over".into(), |path| path.display().to_string());
-        println!("serving {} namespace(s) on {place}", self.namespaces);
-        println!("attach QEMU 10.1 or newer with\n  {}", self.attach_line());
-        use std::io::Write as _;
-        std::io::stdout().flush()?;
+        // Whoever started us may not care to read it, which is no reason to end.
+        let mut output = std::io::stdout().lock();
+        let _ = writeln!(output, "serving {} namespace(s) on {place}", self.namespaces)
+            .and_then(|()| {
+                writeln!(
+                    output,
+                    "attach QEMU 10.1 or newer with
+  {}",
+                    self.attach_line()
+                )
+            })
+            .and_then(|()| match self.spdk_line() {
+                Some(line) => writeln!(
+                    output,
+                    "or SPDK's client with
+  {line}"
+                ),
+                None => Ok(()),
+            })
+            .and_then(|()| output.flush());
+        drop(output);
         while !stop.load(std::sync::atomic::Ordering::Relaxed) && !self.is_over() {
             // A signal ends the sleep.
             std::thread::park_timeout(Duration::from_millis(200));
@@ -189,10 +230,41 @@ impl Drop for Server {
         {
             tracing::error!("the control thread ended by a panic");
         }
-        for (group, poller) in (0..).zip(&self.pollers) {
+    }
+}
+
+/// The pollers of one device. Dropping them waits until nothing is in flight and ends their threads, at the end
+/// of a server and where it can't be started alike.
+#[derive(Debug)]
+struct Pollers {
+    shared: Arc<DeviceShared>,
+    list: Vec<Poller>,
+}
+
+impl Pollers {
+    /// Starts a poller for each group.
+    fn start(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Self, ServeError> {
+        let mut pollers = Self { shared: Arc::clone(shared), list: Vec::new() };
+        for index in 0..config.pollers {
+            let cpu = config.cpus.get(index).copied();
+            let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
+            let runner = RunnerConfig {
+                group: index as u16,
+                mdts_bytes: config.mdts_bytes,
+                posted_registers: config.doorbells == DoorbellMode::Shadow,
+            };
+            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
+            pollers.list.push(poller);
+        }
+        Ok(pollers)
+    }
+}
+
+impl Drop for Pollers {
+    fn drop(&mut self) {
+        for (group, poller) in (0..).zip(&self.list) {
             let device = Arc::as_ptr(&self.shared).addr();
-            let message = crate::poller::ToGroup::Detach;
-            poller.mailbox().send(PollerMail::Group { device, group, message });
+            poller.mailbox().send(PollerMail::Group { device, group, message: ToGroup::Detach });
         }
     }
 }
@@ -262,22 +334,6 @@ fn controller_config(config: &DeviceConfig, serial: &str, write_cache: bool) -> 
     }
 }
 
-fn start_pollers(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Vec<Poller>, ServeError> {
-    (0..config.pollers)
-        .map(|index| {
-            let cpu = config.cpus.get(index).copied();
-            let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
-            let runner = RunnerConfig {
-                group: index as u16,
-                mdts_bytes: config.mdts_bytes,
-                posted_registers: config.doorbells == DoorbellMode::Shadow,
-            };
-            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
-            Ok(poller)
-        })
-        .collect()
-}
-
 fn open_namespaces(specs: &[NamespaceSpec], serial: &str) -> Result<Vec<Opened>, ServeError> {
     let open = |(ordinal, spec): (u64, &NamespaceSpec)| {
         Opened::open(spec, serial, ordinal)
@@ -309,5 +365,29 @@ fn control_socket(
             .map_err(|_| "the device didn't answer in 20 seconds: is its storage stuck?".to_owned())?;
         answer
     })
-    .map_err(system("make the control socket"))
+    .map_err(ServeError::from)
+}
+
+/// SPDK's client wants its own name of the socket and refuses a device whose doorbells it can't map.
+fn spdk_line(socket: &Path, doorbells: DoorbellMode) -> Option<String> {
+    if !socket.ends_with("cntrl") || doorbells != DoorbellMode::Mapped {
+        return None;
+    }
+    // Its memory has to be one file (-g): of many it sends the first for all. Without a subsystem's name its
+    // programs ask for a discovery log.
+    let folder = socket.parent()?.display();
+    Some(format!("spdk_nvme_identify -g -r 'trtype:VFIOUSER traddr:{folder} subnqn:nqn.x'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spdk_is_told_how_to_attach_only_where_it_can() {
+        let line = spdk_line(Path::new("/run/nvme/cntrl"), DoorbellMode::Mapped).unwrap();
+        assert!(line.contains(" -g ") && line.contains("traddr:/run/nvme subnqn:"), "{line}");
+        assert_eq!(spdk_line(Path::new("/run/nvme.sock"), DoorbellMode::Mapped), None);
+        assert_eq!(spdk_line(Path::new("/run/nvme/cntrl"), DoorbellMode::Shadow), None);
+    }
 }

@@ -37,6 +37,8 @@ pub struct DeviceShared {
     /// Groups whose completion queues have unread entries, by bit; the admin queue is bit [`MAX_GROUPS`].
     levels: AtomicU32,
     level_masked: AtomicBool,
+    /// Held while the pin follows from the two above.
+    pin: Mutex<()>,
 }
 
 impl DeviceShared {
@@ -57,6 +59,7 @@ impl DeviceShared {
             pin_based: AtomicBool::new(true),
             levels: AtomicU32::new(0),
             level_masked: AtomicBool::new(false),
+            pin: Mutex::new(()),
         })
     }
 
@@ -130,7 +133,9 @@ impl DeviceShared {
         }
     }
 
+    /// After a change. Whoever comes last sees every change, so two threads can't leave an old level behind.
     fn update_pin(&self) {
+        let _pin = self.pin.lock().unwrap_or_else(PoisonError::into_inner);
         let asserted = self.levels.load(Ordering::Acquire) != 0 && !self.level_masked.load(Ordering::Acquire);
         self.interrupts.set_intx(asserted);
     }

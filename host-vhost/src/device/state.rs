@@ -30,6 +30,9 @@ struct Kept {
     unsafe_shutdowns: u64,
     media_errors: u64,
     error_log_entries: u64,
+    /// A guest was using the controller: if this is what a new life finds, the process ended under it.
+    #[serde(default)]
+    in_use: bool,
 }
 
 impl StateFile {
@@ -77,9 +80,9 @@ impl StateFile {
     }
 
     /// Writes the counters, if they have changed, so that the file is whole at any moment.
-    pub(super) fn save(&mut self, counters: SmartCounters) {
+    pub(super) fn save(&mut self, counters: SmartCounters, in_use: bool) {
         let Some(path) = &self.path else { return };
-        let kept = Kept::from_counters(counters);
+        let kept = Kept::new(counters, in_use);
         if self.written.as_ref() == Some(&kept) {
             return;
         }
@@ -101,7 +104,7 @@ fn write_whole(path: &Path, kept: &Kept) -> std::io::Result<()> {
 }
 
 impl Kept {
-    fn from_counters(counters: SmartCounters) -> Self {
+    fn new(counters: SmartCounters, in_use: bool) -> Self {
         Self {
             version: 1,
             bytes_read: counters.bytes_read,
@@ -114,6 +117,7 @@ impl Kept {
             unsafe_shutdowns: counters.unsafe_shutdowns,
             media_errors: counters.media_errors,
             error_log_entries: counters.error_log_entries,
+            in_use,
         }
     }
 
@@ -126,7 +130,7 @@ impl Kept {
             busy_ns: self.busy_ns,
             power_cycles: self.power_cycles,
             power_on_ns: self.power_on_ns,
-            unsafe_shutdowns: self.unsafe_shutdowns,
+            unsafe_shutdowns: self.unsafe_shutdowns.saturating_add(self.in_use.into()),
             media_errors: self.media_errors,
             error_log_entries: self.error_log_entries,
         }
@@ -144,12 +148,15 @@ mod tests {
         let counters = SmartCounters { bytes_read: 7, unsafe_shutdowns: 2, ..SmartCounters::default() };
         let mut state = StateFile::choose(Some(&path), &[]);
         assert_eq!(state.load(), None);
-        state.save(counters);
+        state.save(counters, false);
         assert_eq!(StateFile::choose(Some(&path), &[]).load(), Some(counters));
+        state.save(counters, true);
+        let killed = SmartCounters { unsafe_shutdowns: 3, ..counters };
+        assert_eq!(StateFile::choose(Some(&path), &[]).load(), Some(killed));
         std::fs::write(&path, "my diary").unwrap();
         let mut state = StateFile::choose(Some(&path), &[]);
         assert_eq!(state.load(), None);
-        state.save(counters);
+        state.save(counters, false);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "my diary");
     }
 }

@@ -76,6 +76,18 @@ pub enum MapError {
     /// [`MAX_REGIONS`].
     #[error("more than {MAX_REGIONS} regions")]
     TooMany,
+    /// The file ends before the range does. SPDK's client asks for that when its memory is many files, of
+    /// which it sends the first.
+    #[error(
+        "the file has {file_bytes} bytes and the range ends at {end}: the client's memory has to be one file \
+         (SPDK's programs: -g)"
+    )]
+    FileTooShort {
+        /// Its size.
+        file_bytes: u64,
+        /// Where the range would end in it.
+        end: u64,
+    },
     /// The file can't be mapped.
     #[error("the file can't be mapped: {0}")]
     File(#[from] Errno),
@@ -84,7 +96,7 @@ pub enum MapError {
 impl From<MapError> for Errno {
     fn from(error: MapError) -> Self {
         match error {
-            MapError::BadRange | MapError::Misaligned => Self::INVAL,
+            MapError::BadRange | MapError::Misaligned | MapError::FileTooShort { .. } => Self::INVAL,
             MapError::Overlap => Self::EXIST,
             MapError::NoSuchRegion => Self::NOENT,
             MapError::TooMany => Self::NOSPC,

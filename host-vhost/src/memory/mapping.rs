@@ -8,7 +8,7 @@ use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::map::Rights;
+use super::map::{MapError, Rights};
 use super::sigbus::{self, Slot};
 
 /// `f_type` of hugetlbfs.
@@ -36,25 +36,30 @@ impl Mapping {
     /// Maps `len_bytes` of `file` from `offset`, which has to be page aligned.
     ///
     /// # Errors
-    /// EINVAL for an offset that isn't aligned or a regular file that ends before the range does (its pages
-    /// would fault); else what `mmap` says.
-    pub fn new(file: BorrowedFd<'_>, offset: u64, len_bytes: u64, rights: Rights) -> Result<Self, Errno> {
+    /// [`MapError::BadRange`], [`MapError::Misaligned`] for an offset that isn't page aligned,
+    /// [`MapError::FileTooShort`] for a regular file (its pages would fault, and hugetlbfs would make new
+    /// ones); else what `mmap` says.
+    pub fn new(file: BorrowedFd<'_>, offset: u64, len_bytes: u64, rights: Rights) -> Result<Self, MapError> {
         let page = rustix::param::page_size() as u64;
-        let end = offset.checked_add(len_bytes).ok_or(Errno::INVAL)?;
-        if len_bytes == 0 || !offset.is_multiple_of(page) {
-            return Err(Errno::INVAL);
+        let end = offset.checked_add(len_bytes).ok_or(MapError::BadRange)?;
+        if len_bytes == 0 {
+            return Err(MapError::BadRange);
+        }
+        if !offset.is_multiple_of(page) {
+            return Err(MapError::Misaligned);
         }
         let stat = fstat(file)?;
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if regular && u64::try_from(stat.st_size).unwrap_or(0) < end {
-            return Err(Errno::INVAL);
+        let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if regular && file_bytes < end {
+            return Err(MapError::FileTooShort { file_bytes, end });
         }
         // munmap wants whole pages, huge ones for hugetlbfs.
         let unit = match fstatfs(file) {
             Ok(fs) if fs.f_type == HUGETLBFS_MAGIC => page.max(fs.f_bsize.try_into().unwrap_or(page)),
             _ => page,
         };
-        let len_bytes = len_bytes.checked_next_multiple_of(unit).ok_or(Errno::INVAL)?;
+        let len_bytes = len_bytes.checked_next_multiple_of(unit).ok_or(MapError::BadRange)?;
         let len_bytes = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
         let mut prot = ProtFlags::empty();
         prot.set(ProtFlags::READ, rights.read);

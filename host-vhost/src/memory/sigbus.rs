@@ -123,9 +123,10 @@ fn install() {
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands a SA_SIGINFO handler a valid `siginfo_t`.
     let info_ref = unsafe { &*info };
-    // SAFETY: SIGBUS fills in the address; when sent by `kill` the field reads as some number, which is fine.
+    // SAFETY: SIGBUS fills in the address; when sent by `kill` the field reads as some number, which isn't used.
     let address = unsafe { info_ref.si_addr() } as usize;
-    if replace(address) {
+    // Codes above 0 are the kernel's own: an access that failed.
+    if info_ref.si_code > 0 && replace(address) {
         return;
     }
     let Some(previous) = PREVIOUS.get() else { return };

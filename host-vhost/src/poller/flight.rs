@@ -1,5 +1,8 @@
 //! What the host remembers of a command while its storage works on it.
 
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use doorbell_core::command::{DeallocateRanges, IoCommand, Operation, Range};
 use doorbell_core::data::Segment;
 use doorbell_core::spec::status::Status;
@@ -56,8 +59,49 @@ impl Flight {
 /// The data of a command whose guest memory has no address in this process.
 #[derive(Debug)]
 pub(super) struct Bounce {
-    pub(super) buffer: Box<[u8]>,
+    pub(super) buffer: BounceBuffer,
     pub(super) segments: Vec<Segment>,
+}
+
+/// Memory of this process on account of commands whose data goes by message.
+#[derive(Debug)]
+pub(super) struct BounceBuffer {
+    bytes: Box<[u8]>,
+}
+
+/// Bytes that all bounce buffers of the process may take: a guest chooses how many there are.
+const MAX_BOUNCED_BYTES: usize = 64 << 20;
+
+/// Bytes that they take.
+static BOUNCED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+impl BounceBuffer {
+    /// `len` zeroes, or `None` while others take too much.
+    pub(super) fn new(len: usize) -> Option<Self> {
+        let grow = |taken: usize| taken.checked_add(len).filter(|taken| *taken <= MAX_BOUNCED_BYTES);
+        BOUNCED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow).ok()?;
+        Some(Self { bytes: vec![0; len].into_boxed_slice() })
+    }
+}
+
+impl Drop for BounceBuffer {
+    fn drop(&mut self) {
+        BOUNCED_BYTES.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
+}
+
+impl Deref for BounceBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for BounceBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
 }
 
 /// The kind of a storage operation, for the choice of a status.
@@ -84,6 +128,8 @@ pub(super) fn status_of(error: StorageError, operation: &Operation) -> Status {
         StorageError::NoSpace => Status::CAPACITY_EXCEEDED,
         StorageError::Miscompare => Status::COMPARE_FAILURE.dnr(),
         StorageError::Cancelled => Status::ABORT_REQUESTED,
+        // Guest memory that isn't there: its file was truncated.
+        StorageError::Io(libc::EFAULT) => Status::DATA_TRANSFER_ERROR,
         StorageError::Io(_) => match kind(operation) {
             Kind::Read => Status::UNRECOVERED_READ_ERROR,
             Kind::Write => Status::WRITE_FAULT,
@@ -103,5 +149,22 @@ pub(super) fn range_of(operation: &Operation) -> Range {
         Operation::Flush | Operation::FlushAll | Operation::Deallocate(_) => {
             Range { offset_bytes: 0, len_bytes: 0 }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounce_buffers_take_a_bounded_amount_of_memory() {
+        let mut buffers = Vec::new();
+        while let Some(buffer) = BounceBuffer::new(1 << 20) {
+            buffers.push(buffer);
+            assert!(buffers.len() <= MAX_BOUNCED_BYTES >> 20);
+        }
+        assert!(!buffers.is_empty());
+        buffers.pop();
+        assert!(BounceBuffer::new(1 << 20).is_some());
     }
 }

@@ -18,7 +18,7 @@ mod work;
 pub use runner::{GroupReport, GroupRunner, QueueReport, RunnerConfig};
 pub use thread::{Poller, PollerConfig, PollerCounters, PollerMail, ToGroup};
 
-use doorbell_core::message::GroupMessage;
+use doorbell_core::message::{GroupMessage, GroupStatistics};
 
 /// What a group tells the control thread of its device.
 #[derive(Debug)]
@@ -26,11 +26,21 @@ pub enum FromGroup {
     /// A message of the core.
     Message(GroupMessage),
     /// After [`ToGroup::Pause`]: nothing of this group touches its storages until it is resumed.
-    Paused,
+    Paused {
+        /// The pause's.
+        ticket: u64,
+    },
+    /// After [`ToGroup::Refresh`]: the group has the present storages and no others.
+    Refreshed {
+        /// The request's.
+        ticket: u64,
+    },
     /// After [`ToGroup::CheckLevel`]: the group's part of the INTx level is up to date.
     LevelChecked,
     /// After [`ToGroup::Detach`]: the group is gone.
     Detached,
+    /// After [`ToGroup::Statistics`], and before the reply to a reset.
+    Statistics(GroupStatistics),
     /// After [`ToGroup::Report`].
     Report(Box<GroupReport>),
 }

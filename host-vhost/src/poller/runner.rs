@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
-use doorbell_core::message::{GroupRequest, GroupStatistics};
+use doorbell_core::message::{GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
@@ -79,7 +79,8 @@ pub struct GroupRunner {
     /// Latencies by submission queue identifier.
     latencies: Vec<Latency>,
     turns: u32,
-    pausing: bool,
+    /// A pause that waits for commands in flight.
+    pausing: Option<u64>,
     /// The admin queue's doorbells as this group saw them last; only the first group looks.
     admin_doorbells: [u32; 2],
 }
@@ -106,7 +107,7 @@ impl GroupRunner {
             done: Vec::with_capacity(MAX_COMMANDS),
             latencies: Vec::new(),
             turns: 0,
-            pausing: false,
+            pausing: None,
             admin_doorbells: [0; 2],
         }
     }
@@ -209,12 +210,21 @@ impl GroupRunner {
             self.cancel(tag, lane, context);
         }
         while let Some(message) = self.group.poll_message() {
+            if matches!(message, GroupMessage::Event(event) if !matches!(event, GroupEvent::Fatal { .. }))
+                && self.shared.control.is_crowded()
+            {
+                // A guest makes errors faster than the control thread notes them: some are left out.
+                continue;
+            }
+            if message == GroupMessage::Reply(GroupReply::ResetDone) {
+                // Whoever waits for the reset finds the counters of everything before it.
+                self.tell(FromGroup::Statistics(self.group.statistics()));
+            }
             self.tell(FromGroup::Message(message));
             worked = true;
         }
-        if self.pausing && self.group.in_flight() == 0 {
-            self.pausing = false;
-            self.tell(FromGroup::Paused);
+        if let Some(ticket) = self.pausing.take_if(|_| self.group.in_flight() == 0) {
+            self.tell(FromGroup::Paused { ticket });
             worked = true;
         }
         worked
@@ -240,22 +250,30 @@ impl GroupRunner {
         }
         match message {
             ToGroup::Request(request) => self.handle_request(request, lane, context),
-            ToGroup::Pause => {
+            ToGroup::Pause { ticket } => {
                 self.group.pause();
-                self.pausing = true;
+                self.pausing = Some(ticket);
             }
             ToGroup::Resume => {
-                self.pausing = false;
+                self.pausing = None;
                 self.group.resume();
             }
-            ToGroup::Look => {}
+            // Done above.
+            ToGroup::Refresh { ticket } => self.tell(FromGroup::Refreshed { ticket }),
+            ToGroup::Look => {
+                // The controller may have been reset and enabled since the last look; its registers began at 0.
+                self.admin_doorbells = [0; 2];
+                self.update_level();
+            }
             ToGroup::CancelAll => self.cancel_all(lane, context),
+            ToGroup::Statistics => self.tell(FromGroup::Statistics(self.group.statistics())),
             ToGroup::Report => self.tell(FromGroup::Report(Box::new(self.report()))),
             ToGroup::CheckLevel => {
                 self.update_level();
                 self.tell(FromGroup::LevelChecked);
             }
-            ToGroup::Detach => {}
+            // The control thread has reset the group before, unless it came to a bad end.
+            ToGroup::Detach => self.handle_request(GroupRequest::Reset, lane, context),
         }
     }
 
@@ -327,6 +345,8 @@ impl GroupRunner {
             });
         }
         self.storages = next;
+        // The ring closes files whose queues are gone when it is next used, which may be never.
+        context.submit_batch();
     }
 
     /// Lets go of mappings that went away, which somebody waits for: nothing is fetched until the commands in
@@ -401,7 +421,8 @@ impl GroupRunner {
         }
         let [tail, head, ..] = self.shared.doorbells.registers() else { return };
         let now = [tail.load(Ordering::Relaxed), head.load(Ordering::Relaxed)];
-        if now != self.admin_doorbells {
+        // A crowded mailbox is tried again in the next turn.
+        if now != self.admin_doorbells && !self.shared.control.is_crowded() {
             self.admin_doorbells = now;
             self.shared.control.send(ControlMail::AdminDoorbell);
         }

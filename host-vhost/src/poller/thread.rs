@@ -22,13 +22,23 @@ pub enum ToGroup {
     /// A request of the core's controller.
     Request(GroupRequest),
     /// Stop fetching and say when nothing is in flight any more.
-    Pause,
+    Pause {
+        /// Comes back in [`FromGroup::Paused`](super::FromGroup::Paused).
+        ticket: u64,
+    },
     /// Go on.
     Resume,
+    /// The storages have changed: say when those that are gone aren't in use any more.
+    Refresh {
+        /// Comes back in [`FromGroup::Refreshed`](super::FromGroup::Refreshed).
+        ticket: u64,
+    },
     /// Guest memory or the environment has changed: look.
     Look,
     /// Ask the storages to give up what is in flight.
     CancelAll,
+    /// Report the sums that the SMART log is made from.
+    Statistics,
     /// Report the counters.
     Report,
     /// Work out the group's part of the INTx level.
@@ -65,8 +75,6 @@ pub struct PollerConfig {
 /// Counters of a poller, for tests and `doorbell stat`.
 #[derive(Debug, Default)]
 pub struct PollerCounters {
-    /// Turns in which there was something to do.
-    pub busy_turns: AtomicU64,
     /// Times it slept or napped.
     pub sleeps: AtomicU64,
     /// Calls of `io_uring_enter`.

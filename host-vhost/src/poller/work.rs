@@ -9,7 +9,7 @@ use doorbell_core::data::Segment;
 use doorbell_core::memory::{Access, DmaMemory};
 use doorbell_core::spec::status::Status;
 
-use super::flight::{Bounce, Flight, Progress, range_of, status_of};
+use super::flight::{Bounce, BounceBuffer, Flight, Progress, range_of, status_of};
 use crate::memory::{MemoryView, ResolveError};
 use crate::storage::{
     IoContext, Operation as StorageOperation, StorageCommand, StorageError, StorageQueue, Submission,
@@ -203,7 +203,10 @@ fn submit_single(
         match resolve(transfer, view, access, &mut scratch.pieces) {
             Ok(()) => {}
             Err(NotResolved::Refused(status)) => return Err(status),
-            Err(NotResolved::MessageOnly) => flight.bounce = Some(Bounce::new(transfer, view, access)?),
+            Err(NotResolved::MessageOnly) => match BounceBuffer::new(transfer.len_bytes as usize) {
+                Some(buffer) => flight.bounce = Some(Bounce::new(buffer, transfer, view, access)?),
+                None => return Ok(Submission::Busy),
+            },
         }
     }
     if let Some(bounce) = &mut flight.bounce {
@@ -274,14 +277,18 @@ fn resolve(
 }
 
 impl Bounce {
-    /// A buffer for `transfer`; for a write with the guest's data in it.
+    /// `buffer` for `transfer`; for a write with the guest's data in it.
     #[cold]
-    fn new(mut transfer: Transfer, view: &MemoryView, access: Access) -> Result<Self, Status> {
+    fn new(
+        mut buffer: BounceBuffer,
+        mut transfer: Transfer,
+        view: &MemoryView,
+        access: Access,
+    ) -> Result<Self, Status> {
         let mut segments = Vec::new();
         while let Some(segment) = transfer.segments.next_segment(view) {
             segments.push(segment?);
         }
-        let mut buffer = vec![0; transfer.len_bytes as usize].into_boxed_slice();
         if access == Access::Read {
             let mut rest = &mut buffer[..];
             for segment in &segments {

@@ -26,7 +26,10 @@ impl LostFlush {
     /// Passes on the result of a flush, or of a write that had to be durable.
     #[inline]
     pub(super) fn note(&self, result: Result<(), StorageError>, path: &Path) -> Result<(), StorageError> {
-        if let Err(StorageError::Io(errno)) = result {
+        // EFAULT is the fault of the memory that a write came from, and says nothing of the medium.
+        if let Err(StorageError::Io(errno)) = result
+            && errno != libc::EFAULT
+        {
             self.remember(errno, path);
         }
         result
@@ -51,6 +54,8 @@ mod tests {
         let path = Path::new("disk.img");
         assert_eq!(lost.check(), Ok(()));
         assert_eq!(lost.note(Err(StorageError::Cancelled), path), Err(StorageError::Cancelled));
+        let fault = Err(StorageError::Io(libc::EFAULT));
+        assert_eq!(lost.note(fault, path), fault);
         assert_eq!(lost.check(), Ok(()));
         let error = Err(StorageError::Io(libc::EIO));
         assert_eq!(lost.note(error, path), error);

@@ -38,6 +38,10 @@ pub const MAX_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Requests that may wait while the reader is in a call of its own.
 pub const MAX_QUEUED_REQUESTS: usize = 256;
 
+/// Replies to memory changes and resets that may wait until the device is done. Memory that they take away stays
+/// mapped until then, so their number bounds the mappings that a client can make us hold.
+pub const MAX_PENDING_REPLIES: usize = 4096;
+
 /// How long a call waits unless told otherwise. Below the 5 seconds after which QEMU gives up a message of
 /// its own, which may be waiting for us to return from this very call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,6 +58,9 @@ pub enum Lost {
     /// The peer doesn't read.
     #[error("the client left more than {MAX_BACKLOG_BYTES} bytes unread")]
     Backlog,
+    /// The peer sent memory changes and resets without waiting for their replies.
+    #[error("the client sent more than {MAX_PENDING_REPLIES} memory changes and resets without waiting")]
+    Impatient,
     /// The peer sent requests without waiting while it was being asked something.
     #[error("the client sent more than {MAX_QUEUED_REQUESTS} requests while it owed an answer")]
     Flood,

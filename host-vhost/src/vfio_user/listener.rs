@@ -15,6 +15,9 @@ const MAX_PATH_BYTES: usize = 107;
 /// The socket's name in a directory that SPDK's client is given.
 const SPDK_NAME: &str = "cntrl";
 
+/// How long a server that could not accept a client does without looking for one.
+pub(crate) const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {

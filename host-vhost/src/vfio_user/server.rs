@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Lost, Message};
+use super::connection::{Connection, Lost, MAX_PENDING_REPLIES, Message};
 use super::device::{Device, MemoryRange, Progress, RegionDescription, Ticket};
 use super::dma::DmaPort;
 use super::protocol::{
@@ -26,7 +26,9 @@ use super::protocol::{
 use super::reply::Reply;
 use super::request::{Request, SetIrqs};
 use super::version::Capabilities;
-use crate::memory::{MemoryMap, NotShared, Region, ReleaseSignal, Rights, SharedMap, Sharing, check_shared};
+use crate::memory::{
+    MapError, MemoryMap, NotShared, Region, ReleaseSignal, Rights, SharedMap, Sharing, check_shared,
+};
 
 /// Messages that one [`Session::step`] handles, so that a client can't keep its thread from other work.
 const MESSAGES_PER_STEP: u32 = 64;
@@ -252,7 +254,14 @@ impl Session {
             Request::DmaMap { map, .. } => {
                 let reply = match self.map(&map, fds, device) {
                     Ok(()) => PendingReply::Done,
-                    Err(errno) => PendingReply::Error(errno),
+                    Err(error) => {
+                        // Some clients don't care, and miss that memory in their first transfer.
+                        let (iova, size) = (map.address.get(), map.size.get());
+                        crate::rate_limit::warn_sometimes(|| {
+                            tracing::warn!("guest memory at {iova:#x} of {size:#x} bytes refused: {error}");
+                        });
+                        PendingReply::Error(error.into())
+                    }
                 };
                 self.answer_in_order(header, None, Vec::new(), reply)
             }
@@ -331,7 +340,7 @@ impl Session {
         }
     }
 
-    fn map(&mut self, map: &DmaMap, fds: Vec<OwnedFd>, device: &mut impl Device) -> Result<(), Errno> {
+    fn map(&mut self, map: &DmaMap, fds: Vec<OwnedFd>, device: &mut impl Device) -> Result<(), MapError> {
         let flags = map.flags.get();
         let rights = Rights { read: flags & DmaMap::READ != 0, write: flags & DmaMap::WRITE != 0 };
         let (iova, size) = (map.address.get(), map.size.get());
@@ -546,7 +555,8 @@ impl Session {
         reply: PendingReply,
     ) -> Result<(), Lost> {
         self.pending.push_back(Pending { header: *header, ticket, regions, reply });
-        self.settle()
+        self.settle()?;
+        if self.pending.len() > MAX_PENDING_REPLIES { Err(Lost::Impatient) } else { Ok(()) }
     }
 
     /// Answers what is over, in order.
@@ -603,6 +613,8 @@ impl Released {
     /// Whether no thread uses the client's memory any more.
     #[must_use]
     pub fn is_complete(&self) -> bool {
+        // Emptied before looking, so that a signal after the look is seen by the next poll.
+        let _ = rustix::io::read(&*self.eventfd, &mut [0; 8]);
         self.regions.iter().all(|region| region.strong_count() == 0)
     }
 }

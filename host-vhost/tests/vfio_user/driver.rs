@@ -63,6 +63,7 @@ impl Host {
             size_blocks: BLOCKS,
             block_bytes: BLOCK as u32,
             read_only: false,
+            deallocated_reads_zero: true,
             uuid: [1; 16],
             nguid: [0; 16],
             eui64: [0; 8],

@@ -183,6 +183,22 @@ fn regions_never_overlap_and_only_whole_ones_go() {
     assert_eq!(odd.unwrap_err(), MapError::Misaligned);
 }
 
+/// SPDK's client without `-g` (single file segments) sends the first of several files for the whole range.
+#[test]
+fn a_file_that_ends_before_its_range_is_refused_by_name() {
+    let ram = file(2 * PAGE);
+    let new = |size, offset| {
+        let released = ReleaseSignal::default();
+        Region::new(0x1000, size, Rights::READ_WRITE, Some((ram.as_fd(), offset)), released)
+    };
+    assert!(new(2 * PAGE, 0).is_ok());
+    let error = new(4 * PAGE, 0).unwrap_err();
+    assert_eq!(error, MapError::FileTooShort { file_bytes: 2 * PAGE, end: 4 * PAGE });
+    assert!(error.to_string().contains("-g"), "{error}");
+    assert!(matches!(new(2 * PAGE, PAGE), Err(MapError::FileTooShort { .. })));
+    assert_eq!(rustix::io::Errno::from(error), rustix::io::Errno::INVAL);
+}
+
 /// Nanoseconds of the accesses of a command; run by hand, in release:
 /// `cargo test --release --test vfio_user -- --ignored --nocapture view_speed`.
 #[test]

@@ -81,6 +81,15 @@ fn identify_namespace_says_what_the_specification_s_figure_has_where() {
 }
 
 #[test]
+fn deallocated_blocks_are_promised_to_be_zero_only_where_they_are() {
+    let mut bench = Bench::new();
+    let config = NamespaceConfig { deallocated_reads_zero: false, ..namespace(1) };
+    bench.controller.add_namespace(Some(1), config).expect("good");
+    bench.enable();
+    assert_eq!(bench.data(identify(0, 1))[33], 0b1000, "DLFEAT");
+}
+
+#[test]
 fn namespace_descriptors_name_every_identifier_there_is() {
     let mut bench = Bench::with_namespace();
     let data = bench.data(identify(3, 1));

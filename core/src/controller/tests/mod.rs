@@ -339,6 +339,7 @@ fn namespace(uuid: u8) -> NamespaceConfig {
         size_blocks: 1_000,
         block_bytes: 512,
         read_only: false,
+        deallocated_reads_zero: true,
         uuid: [uuid; 16],
         nguid: [0; 16],
         eui64: [0; 8],
