@@ -33,6 +33,13 @@ impl Process {
         Self { child, said }
     }
 
+    /// Processor time so far, in ticks of 10 ms.
+    fn ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
+    }
+
     fn count(&self, what: &str) -> usize {
         std::fs::read_dir(format!("/proc/{}/{what}", self.child.id())).unwrap().count()
     }
@@ -135,4 +142,23 @@ fn descriptors_that_are_sent_again_and_again_are_not_kept() {
     }
     assert_eq!(frontend.request(4, 0, 0), (0, 1));
     assert_eq!(process.count("fd"), before + 3);
+}
+
+#[test]
+fn idle_queues_cost_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("blk");
+    let process = Process::start(&socket, &["--ram", "1M", "--queues", "2", "--pollers", "2"]);
+    let mut frontend = Frontend::connect(&socket);
+    frontend.negotiate(0);
+    for index in 0..2 {
+        frontend.add_ring(64);
+        frontend.start(index, 0);
+    }
+    assert_eq!(frontend.request(4, 0, 0), (0, 1));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let before = process.ticks();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(process.ticks() - before <= 1, "{} ticks in an idle second", process.ticks() - before);
+    assert_eq!(frontend.request(4, 0, 0), (0, 1));
 }
