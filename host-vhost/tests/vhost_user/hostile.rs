@@ -238,3 +238,63 @@ fn rings_outside_memory_are_refused() {
     let mut frontend = served.frontend();
     assert_eq!(frontend.request(4, 0, 0), (0, 1));
 }
+
+/// Good requests of which some bytes were changed at random. Whatever a queue makes of them, it can be stopped, and
+/// used entries are of heads that were offered.
+#[test]
+fn random_changes_to_requests_never_hold_the_server_up() {
+    let served = Served::new("ram=1M", 1, 1);
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut next = move |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let (mut completed, mut broken) = (0, 0);
+    for _ in 0..500 {
+        let mut frontend = Frontend::connect(&served.socket);
+        frontend.negotiate(F_INDIRECT | super::frontend::F_EVENT_IDX);
+        frontend.add_ring(64);
+        let table = frontend.queues[0].ring.descriptors;
+        let mut heads = Vec::new();
+        for place in 0..20 {
+            let kind = [0, 1, 4, 8, 11, 13][next(6) as usize];
+            heads.push(frontend.prepare(0, place, kind, next(2100), 512 * next(100) as u32));
+        }
+        for _ in 0..next(12) {
+            // Somewhere in a descriptor, with a weakness for its flags and its next.
+            let field = [next(16), 12, 14][next(3) as usize];
+            let value = [next(256), next(8)][next(2) as usize];
+            frontend.memory.write(table + 16 * next(60) + field, &[value as u8]);
+        }
+        for _ in 0..16 {
+            let head = if next(100) == 0 { next(65_536) as u16 } else { heads[next(20) as usize] };
+            offer(&mut frontend, head);
+        }
+        let offered = frontend.memory.read(frontend.queues[0].ring.available + 4, 32);
+        let offered: Vec<u32> =
+            offered.chunks(2).map(|head| u16::from_le_bytes([head[0], head[1]]).into()).collect();
+        frontend.start(0, 0);
+        frontend.kick(0);
+        // It comes back when the queue has looked at them, or has given up.
+        let start = std::time::Instant::now();
+        while frontend.queues[0].ring.used_index(&frontend.memory) != 16
+            && count(&frontend.queues[0].err) == 0
+            && start.elapsed().as_millis() < 200
+        {
+            std::thread::yield_now();
+        }
+        let base = frontend.stop(0);
+        assert!(base <= 16, "{base}");
+        broken += u32::from(base < 16);
+        while let Some((head, _)) = frontend.queues[0].ring.try_used(&frontend.memory) {
+            assert!(offered.contains(&head), "{head} of {offered:?}");
+            completed += 1;
+        }
+    }
+    println!("{completed} requests completed, {broken} rings broken");
+    assert!(completed > 1000 && broken > 50, "{completed} requests completed, {broken} rings broken");
+    let mut frontend = served.frontend();
+    assert_eq!(frontend.request(4, 0, 0), (0, 1));
+}
