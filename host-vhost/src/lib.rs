@@ -22,6 +22,7 @@ pub mod ctl;
 pub mod demo;
 pub mod device;
 pub mod doorbell_page;
+pub mod engine;
 pub mod interrupt;
 pub mod mailbox;
 pub mod memory;
