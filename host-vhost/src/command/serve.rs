@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use doorbell_vhost::device::{DeviceConfig, DoorbellMode, Endpoint, Server};
 use doorbell_vhost::storage::parse_size;
-use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
+use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer, DataPath};
 
 use super::namespace_args::NamespaceArgs;
 
@@ -114,7 +114,8 @@ impl Serve {
                 anyhow::anyhow!("--vhost-user serves one disk, but {} namespaces are named", namespaces.len())
             })?;
             let Self { queues, pollers, serial, .. } = self;
-            let config = BlkConfig { socket, namespace, queues, pollers, cpus, serial };
+            let config =
+                BlkConfig { socket, namespace, queues, pollers, cpus, serial, data_path: DataPath::Direct };
             return BlkServer::start(config)?.run_until_signal().context("serving failed");
         }
         let endpoint = match (self.socket, self.fd) {

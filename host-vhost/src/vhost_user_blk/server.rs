@@ -15,7 +15,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 use super::backend::Backend;
 use super::disk::Disk;
 use super::log_fd::LogFd;
-use super::poller::BlkPoller;
+use super::poller::{BlkPoller, DataPath};
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::OpenError;
 use crate::vfio_user::listener::{ListenError, Listener, Naming};
@@ -35,6 +35,8 @@ pub struct BlkConfig {
     pub cpus: Vec<usize>,
     /// What a guest reads as the disk's serial number; the first 20 bytes count.
     pub serial: Option<String>,
+    /// The way of a request to the storage.
+    pub data_path: DataPath,
 }
 
 /// Why a disk can't be served.
@@ -91,7 +93,7 @@ impl BlkServer {
     /// # Errors
     /// See [`BlkServeError`].
     pub fn start(config: BlkConfig) -> Result<Self, BlkServeError> {
-        let BlkConfig { socket, namespace, queues, pollers, cpus, serial } = config;
+        let BlkConfig { socket, namespace, queues, pollers, cpus, serial, data_path } = config;
         let serial = serial.unwrap_or_else(|| "doorbell".into());
         if serial.len() > 20 || !serial.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Err(BlkServeError::Serial(serial));
@@ -103,7 +105,7 @@ impl BlkServer {
         let pollers: Arc<[BlkPoller]> = (0..pollers)
             .map(|index| {
                 let cpu = cpus.get(index).copied();
-                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage))
+                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage), data_path)
             })
             .collect::<Result<_, _>>()?;
         let listener = Listener::bind(&socket, Naming::Socket)?;
