@@ -50,7 +50,7 @@ impl BlkPoller {
         let system = |what| move |source| OpenError::System { what, source };
         let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
         let (ready, started) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name(name).spawn({
+        let thread = crate::device_thread::spawn(name, {
             let mailbox = Arc::clone(&mailbox);
             move || match Thread::new(cpu, mailbox, &*storage) {
                 Ok(mut thread) => {

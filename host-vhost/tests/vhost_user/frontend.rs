@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use doorbell_vhost::endpoint::Endpoint;
 use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
@@ -71,7 +72,7 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("blk");
         let server = BlkServer::start(BlkConfig {
-            socket: socket.clone(),
+            endpoint: Endpoint::Path(socket.clone()),
             namespace: namespace.parse().unwrap(),
             queues,
             pollers,
