@@ -28,6 +28,9 @@ impl Opened {
     /// # Errors
     /// What the storage says.
     pub fn open(spec: &NamespaceSpec, serial: &str, ordinal: u64) -> Result<Self, OpenError> {
+        if spec.incoming {
+            return Err(OpenError::NoHandover);
+        }
         let storage = spec.storage.open()?;
         let unique = match &spec.storage {
             StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } => {

@@ -27,6 +27,8 @@ const SEG_MAX: u32 = 126;
 const SIZE_MAX: u32 = 4 << 20;
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
 pub(super) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// `VHOST_F_LOG_ALL`: everything that is written is logged.
+pub(super) const F_LOG_ALL: u64 = 1 << 26;
 
 pub(super) const F_EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 pub(super) const F_INDIRECT: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
@@ -88,7 +90,12 @@ impl Disk {
         } else {
             bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
         }
-        bits.into_iter().fold(F_PROTOCOL_FEATURES, |all, bit| all | 1 << bit)
+        let mut own = F_PROTOCOL_FEATURES;
+        if self.storage.can_be_handed_over() {
+            // Without it a frontend knows that it can't migrate: the data would stay behind.
+            own |= F_LOG_ALL;
+        }
+        bits.into_iter().fold(own, |all, bit| all | 1 << bit)
     }
 
     /// What the driver took. One that doesn't know flush can't ask for durability, so it gets it with each

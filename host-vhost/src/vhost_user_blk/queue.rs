@@ -22,7 +22,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::chain::{Chain, StatusByte, TooManyPieces};
 use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
 use super::inflight::InflightQueue;
-use super::ring::{Broken, Ring, RingAddresses, RingError};
+use super::queue_log::QueueLog;
+use super::ring::{Broken, Ring, RingAddresses, RingError, USED_IDX};
 use crate::memory::MemoryMap;
 use crate::storage::{IoContext, Operation, StorageCommand, StorageError, StorageQueue, Submission, Token};
 
@@ -59,6 +60,8 @@ pub(super) struct QueueConfig {
     /// Told when the ring is broken.
     pub(super) err: Option<File>,
     pub(super) inflight: Option<InflightQueue>,
+    /// `None`: nothing is logged.
+    pub(super) log: Option<Box<QueueLog>>,
 }
 
 /// See the module. It keeps its map, and with it every mapping that its rings and flights point into, until
@@ -71,6 +74,7 @@ pub(super) struct Virtqueue {
     map: Arc<MemoryMap>,
     ring: Ring,
     inflight: Option<InflightQueue>,
+    log: Option<Box<QueueLog>>,
     kick: Option<File>,
     call: Option<File>,
     err: Option<File>,
@@ -146,7 +150,8 @@ enum Step {
 
 impl Virtqueue {
     pub(super) fn new(config: QueueConfig, disk: Arc<Disk>, map: Arc<MemoryMap>) -> Result<Self, RingError> {
-        let QueueConfig { index, addresses, size, base, features, kick, call, err, mut inflight } = config;
+        let QueueConfig { index, addresses, size, base, features, kick, call, err, mut inflight, log } =
+            config;
         let mut ring = Ring::new(&map, addresses, size, features & F_EVENT_IDX != 0)?;
         let used_idx = ring.published();
         let left = inflight.as_mut().map(|inflight| inflight.resume(used_idx)).unwrap_or_default();
@@ -168,6 +173,7 @@ impl Virtqueue {
             ring,
             call_anyway: inflight.is_some(),
             inflight,
+            log,
             kick,
             call,
             err,
@@ -220,7 +226,11 @@ impl Virtqueue {
         if self.broken {
             return 0;
         }
-        self.ring.disarm();
+        if self.ring.disarm()
+            && let Some(log) = &self.log
+        {
+            log.mark_used(self.ring.wish_offset(), 2);
+        }
         let mut moved = 0;
         for taken in 0..BATCH {
             let next = match self.pending.pop_front() {
@@ -284,6 +294,10 @@ impl Virtqueue {
         if self.unpublished > 0 {
             self.unpublished = 0;
             self.ring.publish();
+            if let Some(log) = &self.log {
+                log.mark_used(USED_IDX, 2);
+                log.tell();
+            }
             if let Some(inflight) = &mut self.inflight {
                 inflight.published(self.ring.published());
             }
@@ -297,13 +311,23 @@ impl Virtqueue {
 
     /// Asks for a kick with the next request. False: there is one already, or the device has to look by itself.
     pub(super) fn arm(&mut self) -> bool {
-        self.broken || self.ring.arm()
+        if self.broken {
+            return true;
+        }
+        let armed = self.ring.arm();
+        if let Some(log) = &self.log {
+            log.mark_used(self.ring.wish_offset(), 2);
+        }
+        armed
     }
 
     /// Stops the ring where its memory was lost.
     pub(super) fn check_memory(&mut self) {
         if !self.broken && (self.ring.is_lost() || self.map.is_poisoned()) {
             self.break_ring(Broken::Lost);
+        }
+        if !self.broken && self.log.as_ref().is_some_and(|log| log.is_lost()) {
+            self.break_ring(Broken::LogLost);
         }
     }
 
@@ -339,10 +363,14 @@ impl Virtqueue {
         flight.active = false;
         let used_len = if status == OK { flight.used_len } else { 1 };
         let data_bytes = flight.data_bytes;
-        if let Some(byte) = flight.status.take() {
+        let status_byte = flight.status.take();
+        if let Some(byte) = status_byte {
             byte.write(status);
         }
-        self.ring.push_used(head, used_len);
+        let used_offset = self.ring.push_used(head, used_len);
+        if let Some(log) = &mut self.log {
+            log.completed(head, status_byte.map(StatusByte::place), used_offset);
+        }
         if let Some(inflight) = &mut self.inflight {
             inflight.complete(head);
         }
@@ -353,6 +381,9 @@ impl Virtqueue {
 
     fn forget(&mut self, head: u16) {
         self.flights[usize::from(head)].active = false;
+        if let Some(log) = &mut self.log {
+            log.forget(head);
+        }
         self.in_flight -= 1;
     }
 
@@ -395,8 +426,16 @@ impl Virtqueue {
                 // More than 32 bits can say isn't said.
                 flight.used_len = u32::try_from(len_bytes + 1).unwrap_or(u32::MAX);
                 let pieces = chain.writable();
-                transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
-                    .unwrap_or_else(|error| Step::Done(self.failed(error)))
+                if !keep(&mut self.log, head, &pieces) {
+                    return Ok(Step::Busy);
+                }
+                let step =
+                    transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
+                        .unwrap_or_else(|error| Step::Done(self.failed(error)));
+                if let (Step::Busy, Some(log)) = (step, &mut self.log) {
+                    log.forget(head);
+                }
+                step
             }
             VIRTIO_BLK_T_OUT => {
                 let operation = Operation::Write { fua: self.disk.write_through() };
@@ -416,6 +455,9 @@ impl Virtqueue {
                 }
             }
             VIRTIO_BLK_T_GET_ID => {
+                if !keep(&mut self.log, head, &chain.writable()) {
+                    return Ok(Step::Busy);
+                }
                 flight.used_len += chain.write_front(self.disk.id()) as u32;
                 Step::Done(OK)
             }
@@ -476,6 +518,15 @@ impl Virtqueue {
             });
         }
         if error == StorageError::Unsupported { UNSUPP } else { IOERR }
+    }
+}
+
+/// Keeps for the log what a request will write, if there is a log. False: there is no room for it now.
+#[inline]
+fn keep(log: &mut Option<Box<QueueLog>>, head: u16, pieces: &Result<&[libc::iovec], TooManyPieces>) -> bool {
+    match (log, pieces) {
+        (Some(log), Ok(pieces)) => log.keep(head, pieces),
+        _ => true,
     }
 }
 

@@ -14,6 +14,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use super::backend::Backend;
 use super::disk::Disk;
+use super::log_fd::LogFd;
 use super::poller::BlkPoller;
 use crate::endpoint::Endpoint;
 use crate::namespace_spec::NamespaceSpec;
@@ -98,7 +99,6 @@ impl BlkServer {
             return Err(BlkServeError::Serial(serial));
         }
         let storage = namespace
-            .storage
             .open()
             .map_err(|source| BlkServeError::Namespace { spec: namespace.to_string(), source })?;
         let disk = Arc::new(Disk::new(storage, namespace.block_bytes, queues, &serial));
@@ -226,6 +226,7 @@ impl Shared {
     ) -> Result<(), VhostError> {
         stream.set_nonblocking(false).map_err(VhostError::SocketError)?;
         let connection = stream.try_clone().map_err(VhostError::SocketError)?;
+        let log_fd = LogFd::new(&stream).map_err(VhostError::SocketError)?;
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
         let backend = Arc::new(Mutex::new(Backend::new(Arc::clone(disk), Arc::clone(pollers))));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
@@ -234,7 +235,7 @@ impl Shared {
             if self.stopping.load(Ordering::SeqCst) {
                 break Ok(());
             }
-            match handler.handle_request() {
+            match log_fd.handle(&backend).unwrap_or_else(|| handler.handle_request()) {
                 Ok(()) => {}
                 Err(VhostError::SocketRetry(_)) => {}
                 Err(VhostError::Disconnected) => break Ok(()),

@@ -2,8 +2,10 @@
 #![expect(unreachable_pub, reason = "test modules share items")]
 
 mod frontend;
+mod handover;
 mod hostile;
 mod kill;
+mod log;
 mod memory;
 mod process;
 mod protocol;
