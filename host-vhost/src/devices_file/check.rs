@@ -115,6 +115,10 @@ fn images(entries: &[Entry], mistakes: &mut Mistakes<'_>) {
                     continue;
                 }
             };
+            // Whoever migrates takes the image over from another, which may be in this process too.
+            if spec.incoming {
+                continue;
+            }
             let (first, writes) = seen.entry(identity).or_insert_with(|| (place.clone(), false));
             if first != place && (*writes || !read_only) {
                 let line = mistakes.line(first);

@@ -66,7 +66,8 @@ const DEVICE_KEYS: [&str; 14] = [
 /// Those that a virtio disk has nothing for.
 const NVME_KEYS: [&str; 6] = ["doorbells", "shadow-doorbells", "queue-entries", "vectors", "mdts", "state"];
 
-const NAMESPACE_KEYS: [&str; 7] = ["file", "qcow2", "ram", "null", "block-size", "read-only", "direct"];
+const NAMESPACE_KEYS: [&str; 8] =
+    ["file", "qcow2", "ram", "null", "block-size", "read-only", "direct", "incoming"];
 
 const ONE_MEDIUM: &str =
     "give it one medium: file = \"disk.img\", qcow2 = \"disk.qcow2\", ram = \"1G\" or null = \"1T\"";
@@ -262,7 +263,7 @@ fn namespaces(
         mistakes.add(second, "a vhost-user device is one disk: put this namespace into a device of its own");
     }
     let count = tables.len();
-    let read = |(table, place)| namespace(table, place, folder, mistakes);
+    let read = |(table, place)| namespace(table, place, protocol, folder, mistakes);
     let read: Vec<_> = tables.into_iter().filter_map(read).collect();
     (count > 0 && read.len() == count).then(|| read.into_iter().unzip())
 }
@@ -270,6 +271,7 @@ fn namespaces(
 fn namespace(
     table: &DeTable<'_>,
     place: Range<usize>,
+    protocol: Option<Protocol>,
     folder: &Path,
     mistakes: &mut Mistakes<'_>,
 ) -> Option<(NamespaceSpec, Range<usize>)> {
@@ -312,6 +314,13 @@ fn namespace(
         mistakes
             .add(&place, format!("`direct` is for `file`; a {kind} namespace has no such thing: remove it"));
     }
+    let incoming = table.boolean("incoming", mistakes);
+    if let (Found::Value(true, place), false) =
+        (&incoming, kind == "file" && protocol != Some(Protocol::VfioUser))
+    {
+        let text = "`incoming` is for a `file` of a vhost-user device, whose image another server still has: remove it";
+        mistakes.add(place, text);
+    }
     let block_bytes = block.or(512);
     let read_only = read_only.or(false);
     let [file, qcow2] = files;
@@ -333,7 +342,7 @@ fn namespace(
         "ram" => with_place(size(ram, mistakes), |size_bytes| StorageConfig::Ram { size_bytes }),
         _ => with_place(size(null, mistakes), |size_bytes| StorageConfig::Null { size_bytes }),
     }?;
-    Some((NamespaceSpec { storage, block_bytes }, place))
+    Some((NamespaceSpec { storage, block_bytes, incoming: incoming.or(false) }, place))
 }
 
 fn with_place<T>(

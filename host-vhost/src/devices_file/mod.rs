@@ -38,6 +38,7 @@
 //! | `file`, `qcow2`, `ram`, `null` | one is needed | an image, or a size |
 //! | `block-size` | 512 | or 4096 |
 //! | `read-only` | false | for images |
+//! | `incoming` | false | a vhost-user disk's `file` that another server hands over by migration |
 //! | `direct` | `"auto"` | O_DIRECT of a `file`: `"on"`, `"off"` |
 //!
 //! Relative paths start at the file's own folder. All mistakes are found in one look, each with its line and column,

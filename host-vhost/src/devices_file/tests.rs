@@ -217,6 +217,7 @@ fn a_wrong_storage_is_told_with_its_place() {
         ("ram = \"1M\"\nread-only = true", "7:13: a ram namespace can't be read-only: it would be empty for ever".into()),
         ("ram = \"1M\"\ndirect = \"on\"", "7:1: `direct` is for `file`; a ram namespace has no such thing: remove it".into()),
         ("file = \"a.img\"\ndirect = \"yes\"", "7:10: `direct` is \"auto\", \"on\" or \"off\", not \"yes\"".into()),
+        ("file = \"a.img\"\nincoming = true", "7:12: `incoming` is for a `file` of a vhost-user device, whose image another server still has: remove it".into()),
         ("file = \"c.img\"", "6:8: c.img: no such file; create it with `truncate -s 1G c.img`".into()),
         ("qcow2 = \"c.qcow2\"", "6:9: c.qcow2: no such file; create it with `qemu-img create -f qcow2 c.qcow2 1G`".into()),
         ("qcow2 = \"a.img\"", "6:9: a.img isn't a qcow2 image; a raw image is named with `file`".into()),

@@ -6,6 +6,7 @@
 //! Turns and rest are those of the NVMe pollers ([`crate::poller`]): spin, give way, then sleep until a kick, a
 //! completion or mail comes.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 
 use super::chain::{Chain, MAX_PIECES};
+use super::counters::QueueCounters;
 use super::queue::{Io, Virtqueue, split_token};
 use crate::mailbox::Mailbox;
 use crate::memory::sigbus::poisoned_mappings;
@@ -30,8 +32,23 @@ pub(super) enum Mail {
     Take { index: u16, reply: Sender<Box<Virtqueue>> },
     /// The queue has another eventfd for calls.
     Call { index: u16, call: Option<std::fs::File> },
+    /// Say what was done so far.
+    Report(Sender<PollerReport>),
     /// End the thread.
     Stop,
+}
+
+/// What a poller and its queues have done since the server started.
+#[derive(Debug, Default)]
+pub(super) struct PollerReport {
+    /// By the index of the queue.
+    pub(super) queues: BTreeMap<u16, QueueCounters>,
+    /// Queues that run.
+    pub(super) running: Vec<u16>,
+    /// Times it napped or slept.
+    pub(super) sleeps: u64,
+    /// Calls of `io_uring_enter`.
+    pub(super) enters: u64,
 }
 
 /// A running thread.
@@ -83,6 +100,18 @@ impl BlkPoller {
         receiver
     }
 
+    /// Asks what was done so far.
+    pub(super) fn report(&self) -> Receiver<PollerReport> {
+        let (reply, receiver) = std::sync::mpsc::channel();
+        self.mailbox.send(Mail::Report(reply));
+        receiver
+    }
+
+    /// Times another thread had to wake it.
+    pub(super) fn wakes(&self) -> u64 {
+        self.mailbox.waker().wakes()
+    }
+
     /// Gives a queue that runs here another eventfd for calls.
     pub(super) fn set_call(&self, index: u16, call: Option<std::fs::File>) {
         self.mailbox.send(Mail::Call { index, call });
@@ -116,6 +145,9 @@ struct Thread {
     chain: Chain,
     epoll: OwnedFd,
     lanes: Vec<Option<Lane>>,
+    /// Of queues that were given back, by index.
+    ended: BTreeMap<u16, QueueCounters>,
+    sleeps: u64,
     reaped: Vec<(u64, Result<(), StorageError>)>,
     idle: Idle,
     poisoned: u64,
@@ -158,6 +190,8 @@ impl Thread {
             chain: Chain::new(),
             epoll,
             lanes: Vec::new(),
+            ended: BTreeMap::new(),
+            sleeps: 0,
             reaped: Vec::with_capacity(1024),
             idle: Idle::default(),
             poisoned: poisoned_mappings(),
@@ -205,8 +239,9 @@ impl Thread {
             queue.publish();
             if taking.is_some()
                 && queue.in_flight() == 0
-                && let Some(Lane { queue, taking: Some(reply) }) = place.take()
+                && let Some(Lane { mut queue, taking: Some(reply) }) = place.take()
             {
+                self.ended.entry(queue.index()).or_default().add(queue.counters());
                 if let Some(kick) = queue.kick() {
                     // It stays open at the other side, so closing it isn't enough.
                     let _ = epoll::delete(&self.epoll, kick);
@@ -265,8 +300,21 @@ impl Thread {
                     lane.queue.set_call(call);
                 }
             }
+            Mail::Report(reply) => {
+                let _ = reply.send(self.report());
+            }
             Mail::Stop => self.stopping = true,
         }
+    }
+
+    fn report(&mut self) -> PollerReport {
+        let mut queues = self.ended.clone();
+        let mut running = Vec::new();
+        for Lane { queue, .. } in self.lanes.iter_mut().flatten() {
+            running.push(queue.index());
+            queues.entry(queue.index()).or_default().add(queue.counters());
+        }
+        PollerReport { queues, running, sleeps: self.sleeps, enters: self.context.enters() }
     }
 
     fn lane(&mut self, index: u16) -> Option<&mut Lane> {
@@ -292,6 +340,7 @@ impl Thread {
         if may_rest {
             let timeout = until.and_then(|timeout| Timespec::try_from(timeout).ok());
             let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
+            self.sleeps += 1;
             // Whatever ends the wait, the next turn looks at everything.
             let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
         }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,9 +13,11 @@ use thiserror::Error;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use super::backend::Backend;
+use super::descriptors::Descriptors;
 use super::disk::Disk;
-use super::log_fd::LogFd;
+use super::operator::Operator;
 use super::poller::BlkPoller;
+use crate::ctl::server::ControlSocket;
 use crate::endpoint::Endpoint;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::OpenError;
@@ -76,6 +78,7 @@ pub struct BlkServer {
     queues: u16,
     shared: Arc<Shared>,
     sessions: Option<JoinHandle<()>>,
+    control: Option<ControlSocket>,
 }
 
 /// What the thread of the sessions shares with whoever ends it.
@@ -85,6 +88,8 @@ struct Shared {
     wake: OwnedFd,
     /// The present frontend's connection, to be shut down.
     connection: Mutex<Option<UnixStream>>,
+    /// Frontends so far.
+    connections: AtomicU64,
 }
 
 impl BlkServer {
@@ -116,8 +121,20 @@ impl BlkServer {
         let system = |what| move |source: std::io::Error| BlkServeError::System { what, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| system("make an eventfd")(errno.into()))?;
-        let shared =
-            Arc::new(Shared { stopping: AtomicBool::new(false), wake, connection: Mutex::new(None) });
+        let shared = Arc::new(Shared {
+            stopping: AtomicBool::new(false),
+            wake,
+            connection: Mutex::new(None),
+            connections: AtomicU64::new(0),
+        });
+        let operator = Operator {
+            disk: Arc::clone(&disk),
+            pollers: Arc::clone(&pollers),
+            presence: Box::new({
+                let shared = Arc::clone(&shared);
+                move || shared.presence()
+            }),
+        };
         let sessions = crate::device_thread::spawn("blk-sessions", {
             let shared = Arc::clone(&shared);
             move || match source {
@@ -126,7 +143,11 @@ impl BlkServer {
             }
         });
         let sessions = Some(sessions.map_err(system("start a thread"))?);
-        Ok(Self { path, queues, shared, sessions })
+        let mut server = Self { path, queues, shared, sessions, control: None };
+        if let Some(path) = &server.path {
+            server.control = Some(operator.listen(path)?);
+        }
+        Ok(server)
     }
 
     /// QEMU's arguments for this disk: for versions before 9.2, and from 9.2 on.
@@ -168,6 +189,7 @@ impl BlkServer {
 
 impl Drop for BlkServer {
     fn drop(&mut self) {
+        self.control = None;
         self.shared.stop();
         if let Some(sessions) = self.sessions.take()
             && sessions.join().is_err()
@@ -178,6 +200,12 @@ impl Drop for BlkServer {
 }
 
 impl Shared {
+    /// Whether there is a frontend, and how many there were.
+    fn presence(&self) -> (bool, u64) {
+        let connected = self.connection.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        (connected, self.connections.load(Ordering::Relaxed))
+    }
+
     fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -226,8 +254,9 @@ impl Shared {
     ) -> Result<(), VhostError> {
         stream.set_nonblocking(false).map_err(VhostError::SocketError)?;
         let connection = stream.try_clone().map_err(VhostError::SocketError)?;
-        let log_fd = LogFd::new(&stream).map_err(VhostError::SocketError)?;
+        let descriptors = Descriptors::new(&stream).map_err(VhostError::SocketError)?;
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        self.connections.fetch_add(1, Ordering::Relaxed);
         let backend = Arc::new(Mutex::new(Backend::new(Arc::clone(disk), Arc::clone(pollers))));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let ended = loop {
@@ -235,7 +264,7 @@ impl Shared {
             if self.stopping.load(Ordering::SeqCst) {
                 break Ok(());
             }
-            match log_fd.handle(&backend).unwrap_or_else(|| handler.handle_request()) {
+            match descriptors.handle(&backend).unwrap_or_else(|| handler.handle_request()) {
                 Ok(()) => {}
                 Err(VhostError::SocketRetry(_)) => {}
                 Err(VhostError::Disconnected) => break Ok(()),

@@ -121,7 +121,7 @@ fn three_devices_are_served_verified_and_ended_by_one_process() {
         [nvme, ram, file].map(|thread| thread.join().unwrap())
     });
     assert!(rounds.iter().all(|rounds| *rounds > 20), "{rounds:?}");
-    assert_eq!(folder.sockets(), 4, "a control socket is beside the first");
+    assert_eq!(folder.sockets(), 6, "each has its control socket");
     // With clients that are still there, too.
     let mut frontend = Frontend::connect(&folder.at("ram.sock"));
     frontend.negotiate(0);

@@ -8,6 +8,7 @@ mod file;
 #[expect(dead_code, reason = "the other tests of the frontend need more of it")]
 mod frontend;
 #[path = "../vhost_user/memory.rs"]
+#[expect(dead_code, reason = "the same")]
 mod memory;
 mod program;
 #[path = "../device/rig.rs"]
