@@ -17,13 +17,14 @@ mod state;
 
 use crossbeam_channel::Sender;
 
-pub use config::{DeviceConfig, DoorbellMode, Endpoint};
+pub use config::{DeviceConfig, DoorbellMode, MDTS_RULE, mdts, parse_mdts};
 pub use flush::flush_all;
 pub use namespaces::Opened;
 pub use server::{ServeError, Server};
 pub use shared::{DeviceShared, Storages};
 
 use crate::ctl::protocol::{Answer, Command};
+pub use crate::endpoint::Endpoint;
 use crate::poller::FromGroup;
 
 /// I/O queue pairs of a device at most.

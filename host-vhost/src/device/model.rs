@@ -297,7 +297,7 @@ impl Model {
         }
         self.flushing = true;
         let shared = Arc::clone(&self.shared);
-        let spawned = std::thread::Builder::new().name("flush".into()).spawn(move || {
+        let spawned = crate::device_thread::spawn("flush", move || {
             let storages: Vec<_> = shared.storages().iter().flatten().cloned().collect();
             let flushed = flush_all(&storages);
             if let Err(error) = &flushed {

@@ -6,6 +6,7 @@
 //! Turns and rest are those of the NVMe pollers ([`crate::poller`]): spin, give way, then sleep until a kick, a
 //! completion or mail comes.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -17,6 +18,7 @@ use rustix::event::{Timespec, epoll};
 
 use super::chain::{Chain, MAX_PIECES};
 use super::controlled::{ControlledQueue, MDTS_BYTES};
+use super::counters::QueueCounters;
 use super::medium::Medium;
 use super::queue::{Io, Virtqueue, split_token};
 use crate::engine::HostedGroup;
@@ -34,6 +36,8 @@ pub(super) enum Mail {
     Take { index: u16, reply: Sender<Box<Virtqueue>> },
     /// The queue has another eventfd for calls.
     Call { index: u16, call: Option<std::fs::File> },
+    /// Say what was done so far.
+    Report(Sender<PollerReport>),
     /// End the thread.
     Stop,
 }
@@ -46,6 +50,19 @@ pub enum DataPath {
     Direct,
     /// As NVMe commands through a queue group.
     QueueGroup,
+}
+
+/// What a poller and its queues have done since the server started.
+#[derive(Debug, Default)]
+pub(super) struct PollerReport {
+    /// By the index of the queue.
+    pub(super) queues: BTreeMap<u16, QueueCounters>,
+    /// Queues that run.
+    pub(super) running: Vec<u16>,
+    /// Times it napped or slept.
+    pub(super) sleeps: u64,
+    /// Calls of `io_uring_enter`.
+    pub(super) enters: u64,
 }
 
 /// A running thread.
@@ -65,7 +82,7 @@ impl BlkPoller {
         let system = |what| move |source| OpenError::System { what, source };
         let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
         let (ready, started) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name(name).spawn({
+        let thread = crate::device_thread::spawn(name, {
             let mailbox = Arc::clone(&mailbox);
             move || match Thread::new(cpu, mailbox, storage, data_path) {
                 Ok(mut thread) => {
@@ -96,6 +113,18 @@ impl BlkPoller {
         let (reply, receiver) = std::sync::mpsc::channel();
         self.mailbox.send(Mail::Take { index, reply });
         receiver
+    }
+
+    /// Asks what was done so far.
+    pub(super) fn report(&self) -> Receiver<PollerReport> {
+        let (reply, receiver) = std::sync::mpsc::channel();
+        self.mailbox.send(Mail::Report(reply));
+        receiver
+    }
+
+    /// Times another thread had to wake it.
+    pub(super) fn wakes(&self) -> u64 {
+        self.mailbox.waker().wakes()
     }
 
     /// Gives a queue that runs here another eventfd for calls.
@@ -131,9 +160,12 @@ struct Thread {
     chain: Chain,
     epoll: OwnedFd,
     lanes: Vec<Option<Lane>>,
+    /// Of queues that were given back, by index.
+    ended: BTreeMap<u16, QueueCounters>,
+    sleeps: u64,
     reaped: Vec<(u64, Result<(), StorageError>)>,
     /// Requests of the virtqueues that have ended.
-    ended: Vec<(u64, Result<(), StorageError>)>,
+    finished: Vec<(u64, Result<(), StorageError>)>,
     idle: Idle,
     poisoned: u64,
     stopping: bool,
@@ -184,8 +216,10 @@ impl Thread {
             chain: Chain::new(),
             epoll,
             lanes: Vec::new(),
+            ended: BTreeMap::new(),
+            sleeps: 0,
             reaped: Vec::with_capacity(1024),
-            ended: Vec::with_capacity(1024),
+            finished: Vec::with_capacity(1024),
             idle: Idle::default(),
             poisoned: poisoned_mappings(),
             stopping: false,
@@ -224,8 +258,8 @@ impl Thread {
             }
         }
         if self.storage.has_waiting() {
-            self.storage.retry(&mut self.context, &mut self.ended);
-            worked |= self.finish_ended();
+            self.storage.retry(&mut self.context, &mut self.finished);
+            worked |= self.finish();
         }
         if self.context.in_flight() > 0 {
             self.context.submit_batch();
@@ -236,8 +270,9 @@ impl Thread {
             queue.publish();
             if taking.is_some()
                 && queue.in_flight() == 0
-                && let Some(Lane { queue, taking: Some(reply) }) = place.take()
+                && let Some(Lane { mut queue, taking: Some(reply) }) = place.take()
             {
+                self.ended.entry(queue.index()).or_default().add(queue.counters());
                 if let Some(kick) = queue.kick() {
                     // It stays open at the other side, so closing it isn't enough.
                     let _ = epoll::delete(&self.epoll, kick);
@@ -261,18 +296,18 @@ impl Thread {
             return false;
         }
         for (token, result) in reaped.drain(..) {
-            self.ended.extend(self.storage.reaped(&mut self.context, token, result));
+            self.finished.extend(self.storage.reaped(&mut self.context, token, result));
         }
-        self.finish_ended();
+        self.finish();
         self.context.submit_batch();
         true
     }
 
     /// Tells the virtqueues of what has ended. Returns whether there was anything.
     #[inline]
-    fn finish_ended(&mut self) -> bool {
-        let worked = !self.ended.is_empty();
-        for (token, result) in self.ended.drain(..) {
+    fn finish(&mut self) -> bool {
+        let worked = !self.finished.is_empty();
+        for (token, result) in self.finished.drain(..) {
             let (lane, head) = split_token(token);
             if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
                 let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
@@ -310,8 +345,21 @@ impl Thread {
                     lane.queue.set_call(call);
                 }
             }
+            Mail::Report(reply) => {
+                let _ = reply.send(self.report());
+            }
             Mail::Stop => self.stopping = true,
         }
+    }
+
+    fn report(&mut self) -> PollerReport {
+        let mut queues = self.ended.clone();
+        let mut running = Vec::new();
+        for Lane { queue, .. } in self.lanes.iter_mut().flatten() {
+            running.push(queue.index());
+            queues.entry(queue.index()).or_default().add(queue.counters());
+        }
+        PollerReport { queues, running, sleeps: self.sleeps, enters: self.context.enters() }
     }
 
     fn lane(&mut self, index: u16) -> Option<&mut Lane> {
@@ -337,6 +385,7 @@ impl Thread {
         if may_rest {
             let timeout = until.and_then(|timeout| Timespec::try_from(timeout).ok());
             let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
+            self.sleeps += 1;
             // Whatever ends the wait, the next turn looks at everything.
             let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
         }
