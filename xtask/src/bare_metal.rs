@@ -14,6 +14,9 @@ use crate::{command, layout};
 /// A 64-bit server and a microcontroller.
 pub(crate) const TARGETS: [&str; 2] = ["x86_64-unknown-none", "thumbv7em-none-eabi"];
 
+/// What sandbox modules are compiled for.
+pub(crate) const WASM: &str = "wasm32-unknown-unknown";
+
 /// A file of Debian's compiler, and the package that brings it.
 const DEBIAN: [(&str, &str); 3] = [
     ("/usr/bin/rustc", "rustc-web"),
@@ -23,7 +26,7 @@ const DEBIAN: [(&str, &str); 3] = [
 
 /// The Debian packages that have to be installed before [`build`] can work for every target.
 pub(crate) fn missing_packages() -> Result<Vec<&'static str>> {
-    for target in TARGETS {
+    for target in TARGETS.into_iter().chain([WASM]) {
         if !in_toolchain(target)? {
             return Ok(missing_of_debian());
         }

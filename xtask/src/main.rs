@@ -54,6 +54,12 @@ enum Task {
         #[arg(value_enum)]
         parts: Vec<Part>,
     },
+    /// Build the sandbox module and check the built file
+    Module {
+        /// Where to put it; `target/module/doorbell.wasm` where nothing is said
+        #[arg(short, long)]
+        output: Option<std::path::PathBuf>,
+    },
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
     /// Run the benchmarks of the core
@@ -72,6 +78,7 @@ fn main() -> ExitCode {
         Task::Demo { arguments } => report.run("demo", || job::demo::run(&arguments)),
         Task::Install { prefix, destdir } => report.run("install", || job::install::run(&destdir, &prefix)),
         Task::Test { parts } => job::test::run(&parts, &mut report),
+        Task::Module { output } => report.run("module", || job::module::run(output.as_deref()).map(|_| ())),
         Task::Lint => job::lint::run(&mut report),
         Task::Bench { arguments } => report.run("bench", || job::bench::run(&arguments)),
     }

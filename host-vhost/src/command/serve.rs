@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use doorbell_vhost::device::{DeviceConfig, DoorbellMode, parse_mdts};
 use doorbell_vhost::devices_file::DevicesFile;
 use doorbell_vhost::endpoint::Endpoint;
+use doorbell_vhost::engine::Hosting;
 use doorbell_vhost::fleet::{Device, Fleet, StopSignals};
 use doorbell_vhost::vhost_user_blk::{BlkConfig, DataPath};
 
@@ -71,6 +72,9 @@ pub(crate) struct Serve {
     /// Serial number, up to 20 characters.
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
+    /// Run the controller in a sandbox: the module in this file (`cargo xtask module` builds ours).
+    #[arg(long, value_name = "FILE")]
+    sandbox: Option<PathBuf>,
     /// Where SMART counters are kept; default: FILE.smart.json beside the first --file or --qcow2, none for
     /// memory. `none` keeps them nowhere.
     #[arg(long, value_name = "PATH")]
@@ -88,6 +92,7 @@ impl Serve {
     fn device(self) -> Result<Device> {
         let namespaces = self.namespaces.specs()?;
         let (pollers, cpus) = (self.pollers.count()?, self.pollers.cpus()?);
+        let hosting = self.sandbox.map_or(Ok(Hosting::Native), Hosting::sandbox)?;
         let Self { queues, serial, .. } = self;
         if let Some(socket) = self.vhost_user {
             let [namespace] = <[_; 1]>::try_from(namespaces).map_err(|namespaces| {
@@ -101,7 +106,7 @@ impl Serve {
                 pollers,
                 cpus,
                 serial,
-                data_path: DataPath::Direct,
+                data_path: DataPath::for_hosting(hosting),
             }));
         }
         let endpoint = match (self.socket, self.fd) {
@@ -124,6 +129,7 @@ impl Serve {
             vectors: self.vectors,
             mdts_bytes: self.mdts,
             serial,
+            hosting,
             state: self.state,
         }))
     }

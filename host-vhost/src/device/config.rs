@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::endpoint::Endpoint;
+use crate::engine::Hosting;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::parse_size;
 
@@ -41,6 +42,8 @@ pub struct DeviceConfig {
     pub mdts_bytes: u32,
     /// Serial number; `None` makes one from where the device is served and what it holds.
     pub serial: Option<String>,
+    /// Where the controller and its queue groups run.
+    pub hosting: Hosting,
     /// Where SMART counters are kept; `None` chooses a place beside the first persistent namespace.
     pub state: Option<PathBuf>,
 }
@@ -61,6 +64,7 @@ impl DeviceConfig {
             vectors: 64,
             mdts_bytes: 1 << 20,
             serial: None,
+            hosting: Hosting::Native,
             state: None,
         }
     }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use doorbell_core::controller::{ControllerConfig, HostReply, HostRequest, NamespaceChange, ResetKind};
+use doorbell_core::controller::{HostReply, HostRequest, NamespaceChange, ResetKind};
 use doorbell_core::engine::ControllerEngine;
 use doorbell_core::message::{GroupMessage, GroupReply, GroupRequest};
 use doorbell_core::pci::{ConfigSpace, MSIX_PBA_OFFSET, PciEvents};
@@ -96,13 +96,13 @@ pub(super) struct Model {
 
 impl Model {
     pub(super) fn new(
-        config: ControllerConfig,
+        controller: HostedController,
         pci: ConfigSpace,
         shared: Arc<DeviceShared>,
         groups: Vec<GroupAddress>,
     ) -> Self {
         Self {
-            controller: HostedController::native(config),
+            controller,
             pci,
             view: MemoryView::new(Arc::clone(&shared.memory)),
             interrupts: InterruptView::new(Arc::clone(&shared.interrupts)),

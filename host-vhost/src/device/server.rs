@@ -17,8 +17,9 @@ use super::state::StateFile;
 use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Storages};
 use crate::ctl::protocol::{Answer, Command};
 use crate::ctl::server::ControlSocket;
+use crate::engine::{EngineSource, HostingError};
 use crate::namespace_spec::NamespaceSpec;
-use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig, ToGroup};
+use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, ToGroup};
 use crate::storage::OpenError;
 use crate::vfio_user::listener::{Handed, ListenError, Naming};
 
@@ -47,6 +48,9 @@ pub enum ServeError {
     /// A poller can't be started.
     #[error(transparent)]
     Poller(#[from] OpenError),
+    /// The controller can't be made.
+    #[error(transparent)]
+    Hosting(#[from] HostingError),
     /// A serial number that no controller can have.
     #[error("serial number `{0}`: up to 20 printable ASCII characters")]
     Serial(String),
@@ -107,7 +111,12 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let shared = DeviceShared::new(config.vectors, config.doorbells, Storages::default());
         let shared = Arc::new(shared.map_err(system("make the doorbell page"))?);
-        let pollers = Pollers::start(config, &shared)?;
+        // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
+        let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
+        let controller = controller_config(config, &serial, write_cache);
+        let engines =
+            EngineSource::new(&config.hosting, controller, config.doorbells == DoorbellMode::Shadow)?;
+        let pollers = Pollers::start(config, &engines, &shared)?;
         let groups = pollers.list.iter().map(|poller| GroupAddress {
             mailbox: Arc::clone(poller.mailbox()),
             epoll: Arc::clone(poller.epoll()),
@@ -118,10 +127,7 @@ impl Server {
         });
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
-        // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
-        let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
-        let controller = controller_config(config, &serial, write_cache);
-        let mut model = Model::new(controller, pci, Arc::clone(&shared), groups.collect());
+        let mut model = Model::new(engines.controller()?, pci, Arc::clone(&shared), groups.collect());
         let mut table = NamespaceTable::default();
         let namespaces = opened.len();
         for opened in opened {
@@ -213,17 +219,17 @@ struct Pollers {
 
 impl Pollers {
     /// Starts a poller for each group.
-    fn start(config: &DeviceConfig, shared: &Arc<DeviceShared>) -> Result<Self, ServeError> {
+    fn start(
+        config: &DeviceConfig,
+        engines: &EngineSource,
+        shared: &Arc<DeviceShared>,
+    ) -> Result<Self, ServeError> {
         let mut pollers = Self { shared: Arc::clone(shared), list: Vec::new() };
         for index in 0..config.pollers {
             let cpu = config.cpus.get(index).copied();
             let poller = Poller::start(format!("poller-{index}"), PollerConfig { cpu })?;
-            let runner = RunnerConfig {
-                group: index as u16,
-                mdts_bytes: config.mdts_bytes,
-                posted_registers: config.doorbells == DoorbellMode::Shadow,
-            };
-            poller.mailbox().send(PollerMail::Attach(Box::new(GroupRunner::new(runner, Arc::clone(shared)))));
+            let runner = GroupRunner::new(index as u16, engines.group()?, Arc::clone(shared));
+            poller.mailbox().send(PollerMail::Attach(Box::new(runner)));
             pollers.list.push(poller);
         }
         Ok(pollers)

@@ -11,6 +11,7 @@ use super::reader::{Found, Table, integer};
 use crate::cpus::CpuList;
 use crate::device::{DeviceConfig, DoorbellMode, MAX_GROUPS, MAX_QUEUES, MDTS_RULE, mdts};
 use crate::endpoint::Endpoint;
+use crate::engine::Hosting;
 use crate::fleet::Device;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{Direct, StorageConfig};
@@ -46,7 +47,7 @@ impl Entry {
     }
 }
 
-const DEVICE_KEYS: [&str; 14] = [
+const DEVICE_KEYS: [&str; 15] = [
     "socket",
     "fd",
     "protocol",
@@ -61,6 +62,7 @@ const DEVICE_KEYS: [&str; 14] = [
     "vectors",
     "mdts",
     "state",
+    "sandbox",
 ];
 
 /// Those that a virtio disk has nothing for.
@@ -115,6 +117,16 @@ fn device(
             Some(_) if !serial.is_empty() => Ok(serial),
             _ => Err("`serial` has to be 1 to 20 printable ASCII characters".into()),
         });
+    let hosting = match table.string("sandbox", "doorbell.wasm", mistakes) {
+        Found::Value(path, at) => match Hosting::sandbox(folder.join(path)) {
+            Ok(hosting) => hosting,
+            Err(error) => {
+                mistakes.add(&at, error.to_string());
+                return None;
+            }
+        },
+        _ => Hosting::Native,
+    };
     let (endpoint, endpoint_place) = endpoint?;
     let (specs, media) = namespaces?;
     let mut entry = Entry {
@@ -131,7 +143,7 @@ fn device(
                 pollers,
                 cpus,
                 serial: serial.value(),
-                data_path: DataPath::Direct,
+                data_path: DataPath::for_hosting(hosting),
             }),
             Protocol::VfioUser => Device::Nvme(DeviceConfig {
                 endpoint,
@@ -139,6 +151,7 @@ fn device(
                 cpus,
                 queues,
                 serial: serial.value(),
+                hosting,
                 ..DeviceConfig::new(PathBuf::new(), specs)
             }),
         },

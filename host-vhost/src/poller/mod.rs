@@ -15,7 +15,7 @@ mod runner;
 mod thread;
 mod work;
 
-pub use runner::{GroupReport, GroupRunner, QueueReport, RunnerConfig};
+pub use runner::{GroupReport, GroupRunner, QueueReport};
 pub use thread::{Poller, PollerConfig, PollerCounters, PollerMail, ToGroup};
 
 use doorbell_core::message::{GroupMessage, GroupStatistics};

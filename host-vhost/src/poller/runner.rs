@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use doorbell_core::engine::GroupEngine;
-use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
+use doorbell_core::group::{Armed, Completed, QueueStatistics};
 use doorbell_core::message::{GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
@@ -30,17 +30,6 @@ const POST_BYTES: u64 = 16 << 10;
 /// One batch in so many has its latency measured.
 const LATENCY_SAMPLE: u32 = 16;
 
-/// What a runner is made with.
-#[derive(Clone, Copy, Debug)]
-pub struct RunnerConfig {
-    /// The group's index in its device.
-    pub group: u16,
-    /// Maximum Data Transfer Size, in bytes.
-    pub mdts_bytes: u32,
-    /// Guests don't wait until a register write has arrived.
-    pub posted_registers: bool,
-}
-
 /// Counters of a group, by queue.
 #[derive(Clone, Debug)]
 pub struct GroupReport {
@@ -64,7 +53,8 @@ pub struct QueueReport {
 /// A queue group with everything that it needs on its poller.
 #[derive(Debug)]
 pub struct GroupRunner {
-    config: RunnerConfig,
+    /// The group's index in its device.
+    index: u16,
     shared: Arc<DeviceShared>,
     group: HostedGroup,
     storage_generation: u64,
@@ -88,15 +78,12 @@ pub struct GroupRunner {
 }
 
 impl GroupRunner {
-    /// A runner of a new group of the device `shared`.
+    /// A runner of the new group `group`, the device's at `index`.
     #[must_use]
-    pub fn new(config: RunnerConfig, shared: Arc<DeviceShared>) -> Self {
+    pub fn new(index: u16, group: HostedGroup, shared: Arc<DeviceShared>) -> Self {
         Self {
-            config,
-            group: HostedGroup::native(GroupConfig {
-                mdts_bytes: config.mdts_bytes,
-                posted_registers: config.posted_registers,
-            }),
+            index,
+            group,
             // The first turn takes the storages and opens their queues.
             storage_generation: 0,
             storages: Storages::default(),
@@ -123,7 +110,7 @@ impl GroupRunner {
     /// The group's index in its device.
     #[must_use]
     pub fn index(&self) -> u16 {
-        self.config.group
+        self.index
     }
 
     /// Commands fetched and not completed.
@@ -239,11 +226,11 @@ impl GroupRunner {
         let shared = Arc::clone(&self.shared);
         let asserted =
             shared.is_pin_based() && self.group.is_level_asserted(&self.view, shared.doorbells.registers());
-        shared.set_level(usize::from(self.config.group), asserted);
+        shared.set_level(usize::from(self.index), asserted);
     }
 
     fn tell(&self, message: FromGroup) {
-        self.shared.control.send(ControlMail::Group { group: self.config.group, message });
+        self.shared.control.send(ControlMail::Group { group: self.index, message });
     }
 
     /// A message of the control thread.
@@ -306,7 +293,7 @@ impl GroupRunner {
             let latency = latencies.get(usize::from(statistics.sqid)).cloned().unwrap_or_default();
             queues.push(QueueReport { statistics, latency });
         });
-        GroupReport { group: self.config.group, statistics: group.statistics(), queues }
+        GroupReport { group: self.index, statistics: group.statistics(), queues }
     }
 
     /// Asks the storages to give up everything in flight; what they had no room for ends at once.
@@ -424,7 +411,7 @@ impl GroupRunner {
     /// In the place of the control thread, which sleeps: has the guest rung a doorbell of the admin queue?
     #[inline]
     pub(super) fn watch_admin_queue(&mut self) {
-        if self.config.group != 0 || !self.shared.must_be_watched() {
+        if self.index != 0 || !self.shared.must_be_watched() {
             return;
         }
         let [tail, head, ..] = self.shared.doorbells.registers() else { return };

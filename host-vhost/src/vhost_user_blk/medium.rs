@@ -1,7 +1,45 @@
 //! The way from a virtqueue to its storage: straight, or through a queue group.
 
-use super::controlled::ControlledQueue;
+use doorbell_core::controller::{Ascii, ControllerConfig};
+
+use super::controlled::{ControlledQueue, MDTS_BYTES};
+use crate::engine::{EngineSource, Hosting, HostingError};
 use crate::storage::{IoContext, StorageCommand, StorageError, StorageQueue, Submission, Token};
+
+/// What a disk is served with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DataPath {
+    /// Straight.
+    #[default]
+    Direct,
+    /// As NVMe commands through a queue group that runs there.
+    QueueGroup(Hosting),
+}
+
+impl DataPath {
+    /// Straight, unless a sandbox is asked for.
+    #[must_use]
+    pub fn for_hosting(hosting: Hosting) -> Self {
+        match hosting {
+            Hosting::Native => Self::Direct,
+            Hosting::Sandbox(_) => Self::QueueGroup(hosting),
+        }
+    }
+
+    /// Where the queue groups of a disk's pollers come from, if it has any.
+    ///
+    /// # Errors
+    /// See [`HostingError`].
+    pub(super) fn groups(&self, serial: &str) -> Result<Option<EngineSource>, HostingError> {
+        let Self::QueueGroup(hosting) = self else { return Ok(None) };
+        let config = ControllerConfig {
+            mdts_bytes: MDTS_BYTES,
+            serial: Ascii::lossy(serial),
+            ..ControllerConfig::DEFAULT
+        };
+        EngineSource::new(hosting, config, false).map(Some)
+    }
+}
 
 /// See the module.
 #[derive(Debug)]

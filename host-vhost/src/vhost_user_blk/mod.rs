@@ -47,5 +47,5 @@ mod ring;
 mod server;
 mod window;
 
-pub use poller::DataPath;
+pub use medium::DataPath;
 pub use server::{BlkConfig, BlkServeError, BlkServer};

@@ -13,11 +13,10 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use doorbell_core::group::GroupConfig;
 use rustix::event::{Timespec, epoll};
 
 use super::chain::{Chain, MAX_PIECES};
-use super::controlled::{ControlledQueue, MDTS_BYTES};
+use super::controlled::ControlledQueue;
 use super::counters::QueueCounters;
 use super::medium::Medium;
 use super::queue::{Io, Virtqueue, split_token};
@@ -40,16 +39,6 @@ pub(super) enum Mail {
     Report(Sender<PollerReport>),
     /// End the thread.
     Stop,
-}
-
-/// The way of a request from the virtqueue to the storage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DataPath {
-    /// Straight.
-    #[default]
-    Direct,
-    /// As NVMe commands through a queue group.
-    QueueGroup,
 }
 
 /// What a poller and its queues have done since the server started.
@@ -77,14 +66,14 @@ impl BlkPoller {
         name: String,
         cpu: Option<usize>,
         storage: Arc<dyn Storage>,
-        data_path: DataPath,
+        group: Option<HostedGroup>,
     ) -> Result<Self, OpenError> {
         let system = |what| move |source| OpenError::System { what, source };
         let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
         let (ready, started) = std::sync::mpsc::channel();
         let thread = crate::device_thread::spawn(name, {
             let mailbox = Arc::clone(&mailbox);
-            move || match Thread::new(cpu, mailbox, storage, data_path) {
+            move || match Thread::new(cpu, mailbox, storage, group) {
                 Ok(mut thread) => {
                     let _ = ready.send(Ok(()));
                     thread.run();
@@ -179,7 +168,7 @@ impl Thread {
         cpu: Option<usize>,
         mailbox: Arc<Mailbox<Mail>>,
         storage: Arc<dyn Storage>,
-        data_path: DataPath,
+        group: Option<HostedGroup>,
     ) -> Result<Self, OpenError> {
         let system =
             |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
@@ -196,13 +185,9 @@ impl Thread {
             ..IoContextConfig::default()
         })?;
         let queue = storage.open_queue(&mut context)?;
-        let storage = match data_path {
-            DataPath::Direct => Medium::Direct(queue),
-            DataPath::QueueGroup => {
-                let config = GroupConfig { mdts_bytes: MDTS_BYTES, posted_registers: false };
-                let group = HostedGroup::native(config);
-                Medium::Controlled(Box::new(ControlledQueue::new(group, queue, storage)))
-            }
+        let storage = match group {
+            None => Medium::Direct(queue),
+            Some(group) => Medium::Controlled(Box::new(ControlledQueue::new(group, queue, storage))),
         };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
         for fd in [mailbox.waker().as_fd(), context.wake_fd()] {

@@ -15,10 +15,12 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 use super::backend::Backend;
 use super::descriptors::Descriptors;
 use super::disk::Disk;
+use super::medium::DataPath;
 use super::operator::Operator;
-use super::poller::{BlkPoller, DataPath};
+use super::poller::BlkPoller;
 use crate::ctl::server::ControlSocket;
 use crate::endpoint::Endpoint;
+use crate::engine::{EngineSource, HostingError};
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::OpenError;
 use crate::vfio_user::listener::{Handed, ListenError, Listener, Naming};
@@ -59,6 +61,9 @@ pub enum BlkServeError {
     /// A poller can't be started.
     #[error(transparent)]
     Poller(#[from] OpenError),
+    /// The queue groups can't be made.
+    #[error(transparent)]
+    Hosting(#[from] HostingError),
     /// A serial number that no disk can have.
     #[error("serial number `{0}`: up to 20 printable ASCII characters")]
     Serial(String),
@@ -109,10 +114,13 @@ impl BlkServer {
             .open()
             .map_err(|source| BlkServeError::Namespace { spec: namespace.to_string(), source })?;
         let disk = Arc::new(Disk::new(storage, namespace.block_bytes, queues, &serial));
+        let groups = data_path.groups(&serial)?;
         let pollers: Arc<[BlkPoller]> = (0..pollers)
             .map(|index| {
                 let cpu = cpus.get(index).copied();
-                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage), data_path)
+                let group = groups.as_ref().map(EngineSource::group).transpose()?;
+                let name = format!("blk-poller-{index}");
+                Ok::<_, BlkServeError>(BlkPoller::start(name, cpu, Arc::clone(&disk.storage), group)?)
             })
             .collect::<Result<_, _>>()?;
         let source = endpoint.open(Naming::Socket)?;

@@ -96,6 +96,7 @@ pub extern "C" fn group_pause(paused: u32) {
     } else {
         group().resume();
     }
+    leave(0, 0, 0, NO_INTERRUPTS);
 }
 
 /// Gives up every command in flight during a reset.

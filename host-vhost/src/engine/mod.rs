@@ -1,7 +1,12 @@
 //! The engine behind a device: the core in this process, or the core in a sandbox.
 //!
 //! The control thread has a [`HostedController`], each poller a [`HostedGroup`] for every device it serves. They are
-//! the same to their callers; which is which is decided once, by a branch that a processor predicts.
+//! the same to their callers; which is which is decided by a branch that a processor predicts. [`Hosting`] is what a
+//! person asks for, [`EngineSource`] what makes them.
+
+mod source;
+
+pub use source::{EngineSource, Hosting, HostingError};
 
 use doorbell_core::command::IoCommand;
 use doorbell_core::controller::{
@@ -29,6 +34,9 @@ pub type NativeGroup = QueueGroup<MAX_QUEUES, MAX_COMMANDS, MAX_NAMESPACES>;
 pub enum HostedController {
     /// In this process.
     Native(Box<NativeController>),
+    /// In a sandbox of its tenant.
+    #[cfg(feature = "sandbox")]
+    Sandboxed(Box<doorbell_wasm::SandboxedController>),
 }
 
 /// A queue group, wherever it runs.
@@ -36,6 +44,9 @@ pub enum HostedController {
 pub enum HostedGroup {
     /// In this process.
     Native(Box<NativeGroup>),
+    /// In a sandbox of its tenant.
+    #[cfg(feature = "sandbox")]
+    Sandboxed(Box<doorbell_wasm::SandboxedGroup>),
 }
 
 impl HostedController {
@@ -59,6 +70,8 @@ macro_rules! hosted {
     ($self:ident, $engine:ident => $call:expr) => {
         match $self {
             Self::Native($engine) => $call,
+            #[cfg(feature = "sandbox")]
+            Self::Sandboxed($engine) => $call,
         }
     };
 }

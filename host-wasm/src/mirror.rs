@@ -1,0 +1,145 @@
+//! Doorbells on their way into the module and back.
+//!
+//! The module's array is a copy of the registers and shadow doorbells that concern the instance. Before a call the
+//! host stores what has changed; after it, what the module changed goes back by compare-and-exchange, so that a
+//! driver that has written meanwhile wins, and the next call sees its value.
+//!
+//! Where shadow doorbells are staged they are loaded *before* the registers, with an acquire fence between: a
+//! register is seen no older than the shadow, which the core relies on (see `doorbell_core::doorbell`).
+
+use std::sync::atomic::{Ordering, fence};
+
+use doorbell_core::doorbell::Registers;
+use doorbell_core::memory::DmaMemory;
+
+/// How changes of the module go to the registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteBack {
+    /// Only where the driver hasn't written meanwhile.
+    Exchange,
+    /// As the module says: a queue is created, a controller reset, a doorbell written by way of the module.
+    Store,
+    /// Zeroes as the module says, anything else only where the driver hasn't written meanwhile.
+    StoreZeroes,
+}
+
+/// The copy's bookkeeping: what the module's arrays hold, and which entries concern it.
+#[derive(Debug, Default)]
+pub(crate) struct Mirror {
+    registers: Vec<u32>,
+    shadows: Vec<u32>,
+    /// Indices that concern the instance.
+    watched: Vec<u32>,
+}
+
+impl Mirror {
+    /// A copy of `count` doorbells, all 0, none of them watched.
+    pub(crate) fn new(count: usize) -> Self {
+        Self { registers: vec![0; count], shadows: vec![0; count], watched: Vec::new() }
+    }
+
+    /// Watches these from now on and no others.
+    pub(crate) fn watch(&mut self, indices: impl IntoIterator<Item = u32>) {
+        self.watched.clear();
+        let count = self.registers.len();
+        self.watched.extend(indices.into_iter().filter(|&index| (index as usize) < count));
+    }
+
+    /// Copies changed shadow doorbells into the module's array `area`. Whether there were any; `None` where they
+    /// can't be loaded.
+    #[inline]
+    pub(crate) fn stage_shadows(
+        &mut self,
+        memory: &dyn DmaMemory,
+        base: u64,
+        area: &mut [u8],
+    ) -> Option<bool> {
+        let mut changed = false;
+        for &index in &self.watched {
+            let address = base.checked_add(u64::from(index) * 4)?;
+            let value = memory.load_u32(address).ok()?;
+            let seen = &mut self.shadows[index as usize];
+            if *seen != value {
+                *seen = value;
+                set(area, index, value);
+                changed = true;
+            }
+        }
+        // Between the shadows and the registers. Pairs with the driver's barrier between a register write and its
+        // next store into the shadow.
+        fence(Ordering::Acquire);
+        Some(changed)
+    }
+
+    /// Copies changed registers into the module's array `area`; whether there were any.
+    #[inline]
+    pub(crate) fn stage_registers(&mut self, registers: &Registers, area: &mut [u8]) -> bool {
+        let mut changed = false;
+        for &index in &self.watched {
+            let Some(register) = registers.get(index as usize) else { continue };
+            let value = register.load(Ordering::Relaxed);
+            let seen = &mut self.registers[index as usize];
+            if *seen != value {
+                *seen = value;
+                set(area, index, value);
+                changed = true;
+            }
+        }
+        // Pairs with the driver's barrier between its queue entries and the doorbell.
+        fence(Ordering::Acquire);
+        changed
+    }
+
+    /// Whether a watched register has been written since it was staged.
+    pub(crate) fn has_moved(&self, registers: &Registers) -> bool {
+        self.watched.iter().any(|&index| {
+            let now = registers.get(index as usize).map(|register| register.load(Ordering::Relaxed));
+            now.is_some_and(|now| now != self.registers[index as usize])
+        })
+    }
+
+    /// Whether one of the first `count` registers, watched or not, isn't what was staged.
+    pub(crate) fn has_moved_any(&self, registers: &Registers, count: usize) -> bool {
+        let staged = self.registers.iter().take(count);
+        registers.iter().zip(staged).any(|(register, staged)| register.load(Ordering::Relaxed) != *staged)
+    }
+
+    /// Takes what the module has changed in `area` back to the registers.
+    #[inline]
+    pub(crate) fn write_back(&mut self, registers: &Registers, area: &[u8], how: WriteBack) {
+        for &index in &self.watched {
+            let value = get(area, index);
+            let seen = &mut self.registers[index as usize];
+            if *seen == value {
+                continue;
+            }
+            let Some(register) = registers.get(index as usize) else { continue };
+            let store = match how {
+                WriteBack::Exchange => false,
+                WriteBack::Store => true,
+                WriteBack::StoreZeroes => value == 0,
+            };
+            if store {
+                register.store(value, Ordering::Release);
+            } else {
+                // Where it fails the driver has written; the next call copies its value over the module's.
+                let _ = register.compare_exchange(*seen, value, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            *seen = value;
+        }
+    }
+}
+
+#[inline]
+fn set(area: &mut [u8], index: u32, value: u32) {
+    let at = index as usize * 4;
+    if let Some(place) = area.get_mut(at..at + 4) {
+        place.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+#[inline]
+fn get(area: &[u8], index: u32) -> u32 {
+    let at = index as usize * 4;
+    area.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
+}

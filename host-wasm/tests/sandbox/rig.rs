@@ -1,0 +1,53 @@
+//! Machines whose controller and groups are sandboxed.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use doorbell_core::controller::ControllerConfig;
+use doorbell_core::testing::Machine;
+use doorbell_wasm::{
+    Engine, EngineConfig, Fault, Module, Sandbox, SandboxConfig, SandboxedController, SandboxedGroup,
+};
+
+pub(crate) type SandboxedMachine = Machine<SandboxedController, SandboxedGroup>;
+
+pub(crate) static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    let config = EngineConfig { instances: 3000, ..EngineConfig::DEFAULT };
+    Engine::new(config).expect("an engine")
+});
+
+static MODULE: LazyLock<Module> =
+    LazyLock::new(|| Module::new(&ENGINE, &module_bytes()).expect("the module"));
+
+/// The project's own module.
+pub(crate) fn module() -> &'static Module {
+    &MODULE
+}
+
+/// Its bytes.
+pub(crate) fn module_bytes() -> Vec<u8> {
+    let path = std::env::var_os("DOORBELL_MODULE").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/module/doorbell.wasm"),
+        PathBuf::from,
+    );
+    std::fs::read(&path).unwrap_or_else(|error| {
+        panic!("{}: {error}; `cargo xtask module` builds it, DOORBELL_MODULE names another", path.display())
+    })
+}
+
+pub(crate) fn config(groups: u16) -> SandboxConfig {
+    SandboxConfig {
+        controller: ControllerConfig { groups, io_queues: 8, ..ControllerConfig::DEFAULT },
+        ..SandboxConfig::DEFAULT
+    }
+}
+
+/// A tenant that runs `module`, with a namespace of 2,048 blocks.
+pub(crate) fn tenant(module: &Module, groups: u16) -> Result<(Sandbox, SandboxedMachine), Fault> {
+    let sandbox = Sandbox::new(module, config(groups));
+    let controller = sandbox.controller()?;
+    let groups: Result<Vec<_>, _> = (0..groups).map(|_| sandbox.group()).collect();
+    let mut machine = Machine::new(controller, groups?);
+    machine.add_namespace(2048);
+    Ok((sandbox, machine))
+}
