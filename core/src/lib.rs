@@ -58,6 +58,7 @@ pub mod namespace;
 pub mod pci;
 mod queue;
 pub mod spec;
+pub mod state;
 mod support;
 mod sync;
 pub mod tag;

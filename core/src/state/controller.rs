@@ -1,0 +1,1 @@
+//! Layout of a controller's state.

@@ -1,0 +1,1 @@
+//! Layout of a configuration space's state.

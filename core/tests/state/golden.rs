@@ -1,0 +1,1 @@
+//! States of version 1 that load for ever.
