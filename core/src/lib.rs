@@ -56,6 +56,7 @@ pub mod memory;
 pub mod message;
 pub mod namespace;
 pub mod pci;
+mod place;
 mod queue;
 pub mod spec;
 pub mod state;

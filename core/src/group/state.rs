@@ -1,10 +1,12 @@
 //! Saving a running group and going on with it elsewhere; see [`crate::state`].
 
 use super::{
-    ARBITRATION_BURST, EVENTS, GroupCompletion, GroupConfig, Pending, QueueGroup, QueueStatistics, Submission,
+    ARBITRATION_BURST, EVENTS, GroupCompletion, GroupConfig, Pending, QueueGroup, QueueStatistics,
+    Submission, get, get_mut, namespace_index,
 };
 use crate::message::{Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupReply};
 use crate::namespace::Namespace;
+use crate::place::Place;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::state::group::{
@@ -40,18 +42,18 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         writer.record(&self.fixed_record())?;
         let mut queues = 0;
         for &index in &self.active {
-            if let Some(Some(submission)) = self.submission.get(usize::from(index)) {
+            if let Some(submission) = get(&self.submission, index) {
                 writer.record(&submission.record(index))?;
                 queues = index.max(queues);
             }
         }
         for &index in &self.unannounced {
-            if let Some(Some(completion)) = self.completion.get(usize::from(index)) {
+            if let Some(completion) = get(&self.completion, index) {
                 writer.record(&completion.record(index))?;
             }
         }
         for (index, completion) in (0u16..).zip(&self.completion) {
-            let Some(completion) = completion else { continue };
+            let Some(completion) = completion.as_ref() else { continue };
             queues = index.max(queues);
             if !self.unannounced.contains(&index) {
                 writer.record(&completion.record(index))?;
@@ -59,7 +61,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         }
         let mut namespaces = 0;
         for (index, entry) in (0u16..).zip(&self.namespaces) {
-            if let Some(namespace) = entry.namespace {
+            if let Some(namespace) = entry.get() {
                 writer.record(&NamespaceRecord::new(index, namespace))?;
                 namespaces = index.saturating_add(1);
             }
@@ -71,7 +73,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             writer.record(&EventRecord::new(event))?;
         }
         self.slots.save(&mut writer)?;
-        let queues = if self.completion.iter().any(Option::is_some) { queues.saturating_add(1) } else { 0 };
+        let queues =
+            if self.completion.iter().any(|place| !place.is_empty()) { queues.saturating_add(1) } else { 0 };
         writer.finish(Kind::QueueGroup, [queues, self.slots.used(), namespaces, 0])
     }
 
@@ -109,12 +112,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let Self {
             config: GroupConfig { mdts_bytes, posted_registers: _ },
             page_shift,
-            write_cache,
+            write_through,
             submission: _,
             completion,
             active,
             turn,
-            burst_left,
+            burst,
             unannounced: _,
             slots,
             namespaces,
@@ -131,19 +134,19 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             statistics,
         } = self;
         let (pending, pending_index) = match *pending {
-            None => (0, 0),
-            Some(Pending::DeleteSubmissionQueue { index }) => (1, index),
+            Place::Empty => (0, 0),
+            Place::Full(Pending::DeleteSubmissionQueue { index }) => (1, index),
             // Tables have at most 65,534 entries.
-            Some(Pending::RemoveNamespace { index }) => (2, u16::try_from(index).unwrap_or(u16::MAX)),
-            Some(Pending::Abort { tag, told: false }) => (3, tag.slot),
-            Some(Pending::Abort { tag, told: true }) => (4, tag.slot),
+            Place::Full(Pending::RemoveNamespace { index }) => (2, u16::try_from(index).unwrap_or(u16::MAX)),
+            Place::Full(Pending::Abort { tag, told: false }) => (3, tag.slot),
+            Place::Full(Pending::Abort { tag, told: true }) => (4, tag.slot),
         };
         QueueGroupRecord {
             mdts_bytes: (*mdts_bytes).into(),
             turn: (*turn).into(),
-            burst_left: (*burst_left).into(),
+            burst: (*burst).into(),
             page_shift: *page_shift,
-            write_cache: (*write_cache).into(),
+            write_through: (*write_through).into(),
             threshold_z: *threshold_z,
             time_100us: *time_100us,
             resetting: (*resetting).into(),
@@ -153,12 +156,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             has_doorbell_buffer: doorbell_buffer.is_some().into(),
             fatal_qid: fatal.unwrap_or(0).into(),
             doorbell_buffer: DoorbellBufferRecord::new(*doorbell_buffer),
-            reply: ReplyRecord::new(*reply),
+            reply: ReplyRecord::new(reply),
             dropped_events: (*dropped_events).into(),
             statistics: StatisticsRecord::new(*statistics),
             submission_queues: count(active.len()),
             completion_queues: count(completion.iter().flatten().count()),
-            namespaces: count(namespaces.iter().filter(|entry| entry.namespace.is_some()).count()),
+            namespaces: count(namespaces.iter().filter(|entry| entry.get().is_some()).count()),
             events: count(events.len()),
             used_slots: slots.used().into(),
             commands: count(slots.occupied()),
@@ -177,11 +180,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         }
         self.config.mdts_bytes = record.mdts_bytes.get();
         self.turn = record.turn.get();
-        self.burst_left = record.burst_left.get();
-        ensure((1..=ARBITRATION_BURST).contains(&self.burst_left), "the arbitration burst")?;
+        self.burst = record.burst.get();
+        ensure(self.burst < ARBITRATION_BURST, "the arbitration burst")?;
         self.page_shift = record.page_shift;
-        ensure((12..=27).contains(&self.page_shift), "the memory page size")?;
-        self.write_cache = flag(record.write_cache)?;
+        ensure(matches!(self.page_shift, 0 | 12..=27), "the memory page size")?;
+        self.write_through = flag(record.write_through)?;
         self.coalescing = Coalescing { threshold_z: record.threshold_z, time_100us: record.time_100us };
         self.resetting = flag(record.resetting)?;
         self.fatal = optional(record.has_fatal, record.fatal_qid.get())?;
@@ -220,8 +223,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 self.unannounced.push(index).map_err(|_| StateError::TooSmall("queues"))?;
             }
             let place = self.completion.get_mut(usize::from(index)).ok_or(StateError::TooSmall("queues"))?;
-            ensure(place.is_none(), "two completion queues in one place")?;
-            *place = Some(completion);
+            ensure(place.is_empty(), "two completion queues in one place")?;
+            *place = Place::Full(completion);
         }
         Ok(())
     }
@@ -230,15 +233,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         for record in records {
             let index = record.place.get();
             ensure(self.find_submission_queue(record.qid.get()).is_none(), "a submission queue twice")?;
-            let completion = self.completion.get(usize::from(record.completion.get()));
-            let Some(Some(completion)) = completion else {
-                return Err(StateError::Inconsistent("a submission queue without a completion queue"));
-            };
+            let completion = get(&self.completion, record.completion.get())
+                .ok_or(StateError::Inconsistent("a submission queue without a completion queue"))?;
             let cqid = completion.queue.qid;
             let submission = record.restore(cqid, self.doorbell_buffer, self.config.posted_registers)?;
             let place = self.submission.get_mut(usize::from(index)).ok_or(StateError::TooSmall("queues"))?;
-            ensure(place.is_none(), "two submission queues in one place")?;
-            *place = Some(submission);
+            ensure(place.is_empty(), "two submission queues in one place")?;
+            *place = Place::Full(submission);
             self.active.push(index).map_err(|_| StateError::TooSmall("queues"))?;
         }
         Ok(())
@@ -253,12 +254,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             let index = record.index.get();
             let entry = self.namespaces.get_mut(usize::from(index));
             let entry = entry.ok_or(StateError::TooSmall("namespaces"))?;
-            ensure(entry.namespace.is_none(), "a namespace twice")?;
+            ensure(entry.get().is_none(), "a namespace twice")?;
             let namespace = record.restore()?;
             if !has_storage(u32::from(index).saturating_add(1), &namespace) {
                 return Err(StateError::Mismatch("a namespace has no such storage"));
             }
-            entry.namespace = Some(namespace);
+            entry.set(namespace);
         }
         Ok(())
     }
@@ -270,21 +271,20 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             match record.nsid.get() {
                 0 => self.flushes_of_all = self.flushes_of_all.wrapping_add(1),
                 nsid => {
-                    self.namespace_started(nsid).ok_or(StateError::TooSmall("namespaces"))?;
+                    let entry = namespace_index(nsid).and_then(|index| self.namespaces.get_mut(index));
+                    let entry = entry.ok_or(StateError::TooSmall("namespaces"))?;
+                    entry.in_flight = entry.in_flight.wrapping_add(1);
                 }
             }
             // Queues that a reset has taken away had these.
             if self.resetting {
                 continue;
             }
-            let submission = self.submission.get_mut(usize::from(record.submission.get()));
-            let Some(Some(submission)) = submission else {
-                return Err(StateError::Inconsistent("a command without a submission queue"));
-            };
+            let submission = get_mut(&mut self.submission, record.submission.get())
+                .ok_or(StateError::Inconsistent("a command without a submission queue"))?;
             submission.in_flight = submission.in_flight.wrapping_add(1);
-            let completion = self.completion.get_mut(usize::from(submission.completion));
-            let reserved =
-                completion.is_some_and(|place| place.as_mut().is_some_and(|found| found.queue.reserve()));
+            let completion = get_mut(&mut self.completion, submission.completion);
+            let reserved = completion.is_some_and(|completion| completion.queue.reserve());
             ensure(reserved, "more commands in flight than a completion queue has entries")?;
         }
         Ok(())
@@ -295,22 +295,25 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let index = record.pending_index.get();
         let wrong = StateError::Inconsistent("a pending request that waits for nothing");
         self.pending = match record.pending {
-            0 => None,
-            1 => match self.submission.get(usize::from(index)) {
-                Some(Some(submission)) if submission.stopped && submission.in_flight > 0 => {
-                    Some(Pending::DeleteSubmissionQueue { index })
+            0 => Place::Empty,
+            1 => match get(&self.submission, index) {
+                Some(submission) if submission.stopped && submission.in_flight > 0 => {
+                    Place::Full(Pending::DeleteSubmissionQueue { index })
                 }
                 _ => return Err(wrong),
             },
             2 => match self.namespaces.get(usize::from(index)) {
                 Some(entry) if entry.in_flight > 0 || self.flushes_of_all > 0 => {
-                    Some(Pending::RemoveNamespace { index: index.into() })
+                    Place::Full(Pending::RemoveNamespace { index: index.into() })
                 }
                 _ => return Err(wrong),
             },
             3 | 4 => {
                 let generation = self.slots.generation_in_flight(index).ok_or(wrong)?;
-                Some(Pending::Abort { tag: Tag { slot: index, generation }, told: record.pending == 4 })
+                Place::Full(Pending::Abort {
+                    tag: Tag { slot: index, generation },
+                    told: record.pending == 4,
+                })
             }
             _ => return Err(wrong),
         };
@@ -390,20 +393,20 @@ impl SubmissionRecord {
 
 impl GroupCompletion {
     fn record(&self, place: u16) -> CompletionRecord {
-        let Self { queue, vector, coalesce, unannounced, since, interrupts } = self;
+        let Self { queue, vector, coalesce, is_waiting, unannounced, since_ns, interrupts } = *self;
         CompletionRecord {
             place: place.into(),
             qid: queue.qid.into(),
             vector: vector.unwrap_or(0).into(),
             has_vector: vector.is_some().into(),
-            coalesce: (*coalesce).into(),
+            coalesce: coalesce.into(),
             phase: queue.phase().into(),
-            has_since: since.is_some().into(),
+            is_waiting: is_waiting.into(),
             reserved: U16::ZERO,
             ring: queue.save(),
-            unannounced: (*unannounced).into(),
-            since_ns: since.unwrap_or(0).into(),
-            interrupts: (*interrupts).into(),
+            unannounced: unannounced.into(),
+            since_ns: if is_waiting { since_ns } else { 0 }.into(),
+            interrupts: interrupts.into(),
         }
     }
 }
@@ -419,13 +422,14 @@ impl CompletionRecord {
             queue: CompletionQueue::restore(self.qid.get(), &self.ring, phase, buffer, posted_registers)?,
             vector: optional(self.has_vector, self.vector.get())?,
             coalesce: flag(self.coalesce)?,
+            is_waiting: flag(self.is_waiting)?,
             unannounced: self.unannounced.get(),
-            since: optional(self.has_since, self.since_ns.get())?,
+            since_ns: self.since_ns.get(),
             interrupts: self.interrupts.get(),
         };
         let owed = completion.unannounced > 0;
         ensure(!owed || completion.vector.is_some(), "an interrupt owed to no vector")?;
-        ensure(owed || completion.since.is_none(), "an interrupt that is owed to nothing")?;
+        ensure(owed || !completion.is_waiting, "an interrupt that is owed to nothing")?;
         Ok(completion)
     }
 }
@@ -446,26 +450,28 @@ impl NamespaceRecord {
 }
 
 impl ReplyRecord {
-    fn new(reply: Option<GroupReply>) -> Self {
+    fn new(reply: &Place<GroupReply>) -> Self {
         let mut record = Self::default();
-        match reply {
-            None => {}
-            Some(GroupReply::Done) => record.kind = 1,
-            Some(GroupReply::Failed(status)) => {
+        match *reply {
+            Place::Empty => {}
+            Place::Full(GroupReply::Done) => record.kind = 1,
+            Place::Full(GroupReply::Failed(status)) => {
                 (record.kind, record.status) = (2, status.0.into());
             }
-            Some(GroupReply::Abort { aborted }) => (record.kind, record.aborted) = (3, aborted.into()),
-            Some(GroupReply::Statistics(statistics)) => {
+            Place::Full(GroupReply::Abort { aborted }) => {
+                (record.kind, record.aborted) = (3, aborted.into());
+            }
+            Place::Full(GroupReply::Statistics(statistics)) => {
                 (record.kind, record.statistics) = (4, StatisticsRecord::new(statistics));
             }
-            Some(GroupReply::ResetDone) => record.kind = 5,
+            Place::Full(GroupReply::ResetDone) => record.kind = 5,
         }
         record
     }
 
-    fn restore(&self) -> Result<Option<GroupReply>, StateError> {
-        Ok(Some(match self.kind {
-            0 => return Ok(None),
+    fn restore(&self) -> Result<Place<GroupReply>, StateError> {
+        Ok(Place::Full(match self.kind {
+            0 => return Ok(Place::Empty),
             1 => GroupReply::Done,
             2 => GroupReply::Failed(Status(self.status.get())),
             3 => GroupReply::Abort { aborted: flag(self.aborted)? },

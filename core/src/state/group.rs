@@ -14,12 +14,12 @@ pub struct QueueGroupRecord {
     pub mdts_bytes: U32,
     /// Whose turn it is: a position in the order of submission queues; past its end means its start.
     pub turn: U16,
-    /// Commands that this queue may still take in its turn, at least 1.
-    pub burst_left: U16,
-    /// Memory page size as a power of two.
+    /// Commands that this queue has taken in its turn, below 32.
+    pub burst: U16,
+    /// Memory page size as a power of two; 0 before the first queue.
     pub page_shift: u8,
-    /// Flag: the volatile write cache is on.
-    pub write_cache: u8,
+    /// Flag: the volatile write cache is off.
+    pub write_through: u8,
     /// Aggregation Threshold, 0's based.
     pub threshold_z: u8,
     /// Aggregation Time, in units of 100 microseconds.
@@ -182,7 +182,7 @@ pub struct CompletionRecord {
     /// Flag: the Phase Tag of the next entry.
     pub phase: u8,
     /// Flag: the time of the first entry without an interrupt is known.
-    pub has_since: u8,
+    pub is_waiting: u8,
     /// 0.
     pub reserved: U16,
     /// The ring.
@@ -251,13 +251,13 @@ pub struct CommandRecord {
     pub submission: U16,
     /// Command identifier.
     pub cid: U16,
-    /// 0 Read, Compare or Verify, 1 Write, 2 Flush of every namespace, 3 anything else.
+    /// 1 Read, Compare or Verify, 2 Write, 3 Flush of every namespace, 4 anything else.
     pub kind: u8,
     /// 0.
     pub reserved: u8,
     /// Namespace identifier; 0 for a Flush of every namespace.
     pub nsid: U32,
-    /// Bytes of user data.
+    /// Bytes of user data, a multiple of 512.
     pub bytes: U32,
     /// First logical block.
     pub lba: U64,

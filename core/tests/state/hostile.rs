@@ -236,7 +236,7 @@ fn a_table_of_lies() {
     let submission = HEADER_BYTES + record;
     let completion = submission + 3 * 108;
     let lies: [(&str, usize, &[u8]); 16] = [
-        ("an arbitration burst of 0", HEADER_BYTES + 6, &[0, 0]),
+        ("a burst that is over", HEADER_BYTES + 6, &[32, 0]),
         ("pages of 2 bytes", HEADER_BYTES + 8, &[1]),
         ("a pending deletion of nothing", HEADER_BYTES + 13, &[1, 9, 0]),
         ("an abort of an empty slot", HEADER_BYTES + 13, &[3, 200, 0]),

@@ -2,7 +2,7 @@
 
 use zerocopy::little_endian::{U16, U32};
 
-use super::{Entry, Kind, NONE, Slot, Slots};
+use super::{Entry, Kind, Slot, Slots};
 use crate::state::group::CommandRecord;
 use crate::state::{StateError, Writer, ensure};
 
@@ -15,21 +15,22 @@ impl<const COMMANDS: usize> Slots<COMMANDS> {
     /// Whether a command is in flight in this slot; its tag's generation.
     pub(in crate::group) fn generation_in_flight(&self, slot: u16) -> Option<u32> {
         let entry = self.entries.get(usize::from(slot))?;
-        entry.slot.is_some().then_some(entry.generation)
+        (!entry.is_free()).then_some(entry.generation)
     }
 
     pub(in crate::group) fn save(&self, writer: &mut Writer<'_>) -> Result<(), StateError> {
         for entry in self.entries.iter().take(usize::from(self.fresh)) {
             writer.record(&U32::new(entry.generation))?;
         }
-        let mut free = self.free;
+        let mut next = self.free;
         for _ in self.occupied..self.fresh {
+            let free = next.wrapping_sub(1);
             writer.record(&U16::new(free))?;
-            free = self.entries.get(usize::from(free)).map_or(NONE, |entry| entry.next);
+            next = self.entries.get(usize::from(free)).map_or(0, |entry| entry.cid_or_next);
         }
         for (slot, entry) in (0..).zip(&self.entries) {
-            if let Some(command) = &entry.slot {
-                writer.record(&command.record(slot))?;
+            if !entry.is_free() {
+                writer.record(&entry.slot().record(slot))?;
             }
         }
         Ok(())
@@ -45,52 +46,45 @@ impl<const COMMANDS: usize> Slots<COMMANDS> {
         let mut entries = self.entries.iter_mut();
         for generation in generations {
             let entry = entries.next().ok_or(StateError::TooSmall("commands"))?;
-            *entry = Entry { generation: generation.get(), next: NONE, slot: None };
+            *entry = Entry { generation: generation.get(), ..Entry::FREE };
             self.fresh = self.fresh.wrapping_add(1);
         }
         // Slots at or behind `fresh` were never used and are in neither list.
         let entries = self.entries.get_mut(..usize::from(self.fresh)).unwrap_or_default();
         for record in commands {
-            let entry = entries.get_mut(usize::from(record.slot.get()));
-            match entry {
-                Some(entry) if entry.slot.is_none() => entry.slot = Some(Slot::restore(record)?),
+            match entries.get_mut(usize::from(record.slot.get())) {
+                Some(entry) if entry.is_free() => entry.put(&Slot::restore(record)?),
                 _ => return Err(StateError::Inconsistent("a command's slot")),
             }
             self.occupied = self.occupied.wrapping_add(1);
         }
         for index in free.iter().rev() {
-            let index = index.get();
-            let entry = entries.get_mut(usize::from(index));
-            match entry {
-                Some(entry) if entry.slot.is_none() => entry.next = self.free,
+            match entries.get_mut(usize::from(index.get())) {
+                Some(entry) if entry.is_free() => entry.cid_or_next = self.free,
                 _ => return Err(StateError::Inconsistent("the list of free slots")),
             }
-            self.free = index;
+            self.free = index.get().wrapping_add(1);
         }
         // A list of the right length that comes to its end passes each slot once: after a repetition it would
         // go round for ever.
-        let mut end = self.free;
+        let mut next = self.free;
         for _ in free {
-            end = entries.get(usize::from(end)).map_or(NONE, |entry| entry.next);
+            let entry = next.checked_sub(1).and_then(|index| entries.get(usize::from(index)));
+            next = entry.map_or(0, |entry| entry.cid_or_next);
         }
         let complete = generations.len() == commands.len().saturating_add(free.len());
-        ensure(complete && end == NONE, "the list of free slots")
+        ensure(complete && next == 0, "the list of free slots")
     }
 }
 
 impl Slot {
     fn record(&self, slot: u16) -> CommandRecord {
-        let Self { submission, cid, nsid, namespace: _, lba, kind, bytes } = *self;
+        let Self { submission, cid, nsid, lba, kind, bytes } = *self;
         CommandRecord {
             slot: slot.into(),
             submission: submission.into(),
             cid: cid.into(),
-            kind: match kind {
-                Kind::Read => 0,
-                Kind::Write => 1,
-                Kind::FlushAll => 2,
-                Kind::Other => 3,
-            },
+            kind: kind as u8,
             reserved: 0,
             nsid: nsid.into(),
             bytes: bytes.into(),
@@ -100,27 +94,22 @@ impl Slot {
 
     fn restore(record: &CommandRecord) -> Result<Self, StateError> {
         let kind = match record.kind {
-            0 => Kind::Read,
-            1 => Kind::Write,
-            2 => Kind::FlushAll,
-            3 => Kind::Other,
+            1 => Kind::Read,
+            2 => Kind::Write,
+            3 => Kind::FlushAll,
+            4 => Kind::Other,
             _ => return Err(StateError::Inconsistent("a command's kind")),
         };
-        let nsid = record.nsid.get();
-        let namespace = if kind == Kind::FlushAll { None } else { namespace_index(nsid) };
+        let (nsid, bytes) = (record.nsid.get(), record.bytes.get());
         ensure((kind == Kind::FlushAll) == (nsid == 0), "a command's namespace")?;
+        ensure(bytes & 0x1ff == 0, "a command's length")?;
         Ok(Self {
             submission: record.submission.get(),
             cid: record.cid.get(),
             nsid,
-            namespace,
             lba: record.lba.get(),
             kind,
-            bytes: record.bytes.get(),
+            bytes,
         })
     }
-}
-
-fn namespace_index(nsid: u32) -> Option<u16> {
-    u16::try_from(nsid.checked_sub(1)?).ok()
 }
