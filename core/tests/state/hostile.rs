@@ -164,21 +164,27 @@ proptest! {
 }
 
 /// Enough of everything: commands in flight, waiting events, shadow doorbells, an interrupt owed.
-fn busy() -> Vec<u8> {
+pub(crate) fn busy() -> Vec<u8> {
     use crate::life::{Command, Step};
     use doorbell_core::testing::{Ring, ShadowRule};
     let ring = Ring::Shadow(ShadowRule::Linux);
     let steps = [
         Step::Configure(0),
         Step::Message,
+        Step::Coalescing { threshold_z: 2, time_100us: 1 },
+        Step::Message,
+        Step::Submit { queue: 3, count: 3, ring, nsid: 1, command: Command::FlushAll },
+        Step::Fetch(2),
         Step::Submit { queue: 1, count: 5, ring, nsid: 1, command: Command::Read },
         Step::Submit { queue: 2, count: 2, ring, nsid: 2, command: Command::Write },
-        Step::Submit { queue: 3, count: 5, ring, nsid: 1, command: Command::FlushAll },
         Step::Fetch(3),
-        Step::Finish { place: 1, fails: true },
-        Step::Fetch(5),
-        Step::Finish { place: 0, fails: false },
-        Step::Abort(3),
+        Step::Finish { place: 2, fails: true },
+        Step::Fetch(3),
+        Step::Finish { place: 3, fails: false },
+        Step::Interrupts { later_ns: 7 },
+        Step::BadDoorbell { index: 5 },
+        Step::Level,
+        Step::Abort(1),
     ];
     state_after(Start { sizes: [8, 8], posted: false }, &steps)
 }

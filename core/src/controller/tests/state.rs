@@ -418,3 +418,13 @@ fn what_the_guest_was_told_stays_so_in_a_larger_engine() {
     let (namespaces, errors) = (before[516], before[262]);
     assert_eq!((namespaces, errors), (16, 63), "NN, ELPE");
 }
+
+/// Prints a state for `core/tests/state/`, as the files there say.
+#[test]
+#[ignore = "makes a file for a new version"]
+fn print_a_controller() {
+    for line in saved(&busy()).chunks(32) {
+        let digits: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("{}", digits.join(" "));
+    }
+}
