@@ -6,6 +6,14 @@
 //! new instance. What was saved and loaded does byte for byte what the first instance would
 //! have done: no reset, no error, nothing lost, nothing doubled.
 //!
+//! A host does this between two calls of the instances, so nothing has to come to rest:
+//!
+//! 1. It brings the messages that are on their way to where they go, or keeps them for the new instances.
+//! 2. It saves the controller, each group, and the configuration space, and loads each into a new instance. Where
+//!    one refuses, the old ones go on.
+//! 3. It drops the old instances and drives the new ones. Completions of commands that the old groups gave out
+//!    go to the new ones, by the same tags.
+//!
 //! # What travels, and what doesn't
 //!
 //! | | |

@@ -49,8 +49,8 @@ fn a_group_of_version_1_goes_on() {
         group.queue_statistics().map(|queue| (queue.sqid, queue.cqid, queue.commands)).collect();
     assert_eq!(statistics, [(1, 1, 1), (2, 1, 0), (3, 2, 1)]);
     assert_eq!(group.statistics().bytes_read, 512);
-    // An Abort waits for the command in slot 1, which the host hasn't been told of.
-    let tag = Tag { slot: 1, generation: 0 };
+    // An Abort waits for the command in slot 2, which the host hasn't been told of.
+    let tag = Tag { slot: 2, generation: 1 };
     assert_eq!(group.poll_cancel(), Some(tag));
     let completed = group.complete(&life.pair.memory, tag, Status::ABORT_REQUESTED);
     assert_eq!(completed, Completed::Posted);

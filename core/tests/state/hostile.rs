@@ -184,7 +184,7 @@ pub(crate) fn busy() -> Vec<u8> {
         Step::Interrupts { later_ns: 7 },
         Step::BadDoorbell { index: 5 },
         Step::Level,
-        Step::Abort(1),
+        Step::Abort(4),
     ];
     state_after(Start { sizes: [8, 8], posted: false }, &steps)
 }

@@ -123,11 +123,11 @@ pub(crate) fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
         3 => Just(Step::Sleep),
         1 => Just(Step::Level),
         6 => Just(Step::Message),
-        2 => Just(Step::Cancel),
+        4 => Just(Step::Cancel),
         2 => (0_u8..2).prop_map(Step::Configure),
         1 => Just(Step::ClearBuffer),
         3 => Just(Step::Deliver),
-        2 => any::<u8>().prop_map(Step::Abort),
+        3 => any::<u8>().prop_map(Step::Abort),
         1 => (1_u16..4).prop_map(|queue| Step::Delete { queue }),
         2 => (1_u16..4).prop_map(|queue| Step::Create { queue }),
         2 => (1_u32..4, any::<bool>(), 4_u64..9)
@@ -172,6 +172,8 @@ pub(crate) struct Life {
     pages: Vec<u64>,
     data: u64,
     start: Start,
+    /// Submission queue and identifier of every command so far.
+    pushed: Vec<(u16, u16)>,
     /// A request that the group hasn't answered.
     busy: bool,
     /// The memory that can go isn't there.
@@ -194,7 +196,7 @@ impl Life {
         pair.storage.media.insert(3, vec![0; 8 * 4096]);
         let pages = vec![pair.allocate(4096), pair.allocate(4096), GOING_BUFFERS, GOING_BUFFERS + 4096];
         let data = pair.allocate(16 * 4096);
-        Self { pair, told: String::new(), pages, data, start, busy: false, gone: false }
+        Self { pair, told: String::new(), pages, data, start, pushed: Vec::new(), busy: false, gone: false }
     }
 
     fn request(&mut self, request: GroupRequest) {
@@ -231,7 +233,8 @@ impl Life {
                 for _ in 0..count {
                     if !self.pair.driver.is_full(queue) && (queue != 3 || !self.gone) {
                         let entry = self.entry(nsid, command);
-                        self.pair.push(queue, entry);
+                        let cid = self.pair.push(queue, entry);
+                        self.pushed.push((queue, cid));
                     }
                 }
                 self.pair.ring_tail(queue, if self.gone { Ring::Register } else { ring });
@@ -310,10 +313,11 @@ impl Life {
             Step::Deliver => {
                 pair.deliver();
             }
-            Step::Abort(place) if !pair.in_flight.is_empty() && !pair.group.is_resetting() => {
-                let command = pair.in_flight[usize::from(place) % pair.in_flight.len()];
-                // Identifiers are dealt out in order, so some are found.
-                self.request(GroupRequest::Abort { sqid: command.sqid, cid: u16::from(place) });
+            Step::Abort(place) if !self.pushed.is_empty() && !pair.group.is_resetting() => {
+                // One of the newest: some of them are in flight.
+                let (sqid, cid) =
+                    *self.pushed.iter().rev().take(8).nth(usize::from(place) % 8).unwrap_or(&(1, 0));
+                self.request(GroupRequest::Abort { sqid, cid });
             }
             Step::Delete { queue } if !self.busy && !pair.group.is_resetting() => {
                 pair.driver.submission.remove(&queue);

@@ -99,7 +99,7 @@ impl Life {
     fn world(&mut self) {
         let (bench, random) = (&mut self.bench, &mut self.random);
         match random.below(24) {
-            0 => {
+            0 if random.below(4) == 0 => {
                 let (offset, width) = (random.below(0x48) as u32, random.below(9) as usize);
                 bench.controller.write_register(offset, &random.next().to_le_bytes()[..width]);
             }
@@ -109,7 +109,7 @@ impl Life {
                 let value = random.dword().to_le_bytes();
                 bench.controller.handle_doorbell_write(&bench.registers, offset, &value);
             }
-            3 if random.below(4) == 0 => bench.controller.reset(random.pick(&[
+            3 if random.below(16) == 0 => bench.controller.reset(random.pick(&[
                 ResetKind::Flr,
                 ResetKind::Nssr,
                 ResetKind::D3hot,
@@ -137,7 +137,7 @@ impl Life {
                 ]);
                 bench.controller.handle_group_message(0, GroupMessage::Event(event));
             }
-            7 if random.below(8) == 0 => {
+            7 if random.below(16) == 0 => {
                 let event = GroupEvent::Fatal { qid: 1 };
                 bench.controller.handle_group_message(1, GroupMessage::Event(event));
             }
@@ -171,7 +171,7 @@ impl Life {
             }
             14 => {
                 let group = random.below(2) as usize;
-                bench.groups[group].hold = !bench.groups[group].hold;
+                bench.groups[group].hold = random.below(4) == 0;
                 bench.groups[group].aborts = random.below(2) == 0;
             }
             15 => {
@@ -179,14 +179,24 @@ impl Life {
                 self.submit(held);
             }
             16 => {
-                let feature = random.pick(&[1, 2, 4, 5, 6, 7, 8, 9, 0xa, 0xb]);
-                let value = random.dword();
-                self.submit(set_feature(feature, value));
+                let feature = random.pick(&[1, 2, 4, 5, 5, 6, 7, 8, 9, 9, 9, 0xa, 0xb]);
+                let value = match feature {
+                    // Over or under temperature threshold, near what the temperature is.
+                    4 => (random.below(2) << 20 | 300 + random.below(80)) as u32,
+                    // Coalescing of a vector.
+                    9 => (random.below(2) << 16 | random.below(3)) as u32,
+                    _ => random.dword(),
+                };
+                let mut entry = set_feature(feature, value);
+                entry[1] = if feature == 5 { random.pick(&[1, 1, 2, 0xffff_ffff]) } else { 0 };
+                self.submit(entry);
             }
             17 => {
-                let feature = random.pick(&[1, 2, 4, 5, 6, 7, 8, 9, 0xa, 0xb]);
-                let value = random.below(3) as u32;
-                self.submit(get_feature(feature, value));
+                let feature = random.pick(&[1, 2, 4, 5, 5, 6, 7, 8, 9, 9, 9, 0xa, 0xb]);
+                let value = (random.below(2) << 20 | random.below(3)) as u32;
+                let mut entry = get_feature(feature, value);
+                entry[1] = u32::from(feature == 5);
+                self.submit(entry);
             }
             18 => {
                 let qid = random.below(4) as u32;
@@ -203,7 +213,7 @@ impl Life {
                 self.submit(get_log(page, 0, 512));
             }
             20 => {
-                let entry = entry(0x08, 0, (random.below(3) | random.below(40) << 16) as u32, 0);
+                let entry = entry(0x08, 0, (random.below(4) | random.below(40) << 16) as u32, 0);
                 self.submit(entry);
             }
             21 => {
@@ -235,7 +245,12 @@ impl Life {
         }
         // Drawn in both lives, so that they stay in step.
         if self.random.below(3) == 0 && self.moves {
-            self.bench.controller = moved(&self.bench.controller);
+            let moved = moved(&self.bench.controller);
+            // What hasn't made a difference yet has to be there too. (A full log begins elsewhere in its ring.)
+            if self.bench.controller.errors.newest_first().count() < 64 {
+                assert_eq!(format!("{moved:?}"), format!("{:?}", self.bench.controller));
+            }
+            self.bench.controller = moved;
         }
     }
 
@@ -257,7 +272,7 @@ impl Life {
 
 #[test]
 fn a_moved_controller_does_byte_for_byte_what_it_would_have_done() {
-    for seed in 1..=400 {
+    for seed in 1..=200 {
         let (mut stays, mut moves) = (Life::new(seed, false), Life::new(seed, true));
         for step in 0..400 {
             stays.step();
@@ -310,7 +325,7 @@ fn load_and_live(state: &[u8], seed: u64, steps: u32) -> Result<(), StateError> 
 #[test]
 fn a_changed_state_is_refused_or_breaks_nothing() {
     let mut accepted = 0;
-    for seed in 1..=1500 {
+    for seed in 1..=800 {
         let mut life = Life::new(seed, false);
         for _ in 0..life.random.below(200) {
             life.step();
