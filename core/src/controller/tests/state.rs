@@ -182,7 +182,7 @@ impl Life {
                 let feature = random.pick(&[1, 2, 4, 5, 5, 6, 7, 8, 9, 9, 9, 0xa, 0xb]);
                 let value = match feature {
                     // Over or under temperature threshold, near what the temperature is.
-                    4 => (random.below(2) << 20 | 300 + random.below(80)) as u32,
+                    4 => ((random.below(2) << 20) | (300 + random.below(80))) as u32,
                     // Coalescing of a vector.
                     9 => (random.below(2) << 16 | random.below(3)) as u32,
                     _ => random.dword(),
@@ -442,4 +442,22 @@ fn print_a_controller() {
         let digits: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
         println!("{}", digits.join(" "));
     }
+}
+
+#[test]
+fn an_abort_that_its_group_has_answered_is_told_by_the_next_controller() {
+    let mut bench = Bench::enabled();
+    bench.ok(create_cq(1, 7, 1));
+    bench.ok(create_sq(1, 7, 1));
+    bench.groups[0].aborts = true;
+    bench.groups[0].hold = true;
+    bench.submit(entry(0x08, 0, 7 << 16 | 1, 0));
+    bench.groups[0].release();
+    let reply = bench.groups[0].poll_reply().expect("the group was asked");
+    bench.reply(0, reply);
+    bench.controller = moved(&bench.controller);
+    bench.run();
+    let completions = bench.completions();
+    assert_eq!(completions.len(), 1);
+    assert_eq!((completions[0].status, completions[0].result), (Status::SUCCESS, 0), "aborted");
 }
