@@ -42,6 +42,8 @@
 //! While polling, EventIdx is kept one entry *behind* the position, `(position + size - 1) mod size`: with
 //! Linux's rule that asks for no register write at all, with SPDK's for one per completely filled ring.
 
+mod state;
+
 use crate::memory::{DmaError, DmaMemory};
 use crate::message::DoorbellBuffer;
 use crate::queue::{behind, distance};

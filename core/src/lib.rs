@@ -28,6 +28,9 @@
 //!   doorbell registers ([`doorbell::Registers`]) are arguments. Time, threads and storage belong to hosts.
 //! * Table sizes are const generics and every constructor is `const`, so a controller can be a `static`.
 //!
+//! A running controller can be replaced under its guest's I/O: each of the three saves its [`state`] as bytes
+//! that another instance goes on with.
+//!
 //! What a guest writes never reaches a panic, an index or an unbounded loop: no path in this crate panics, and
 //! a linked image proves it (see `CONTRIBUTING.md`).
 //!
@@ -60,6 +63,7 @@ pub mod pci;
 mod place;
 mod queue;
 pub mod spec;
+pub mod state;
 mod support;
 mod sync;
 pub mod tag;

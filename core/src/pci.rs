@@ -18,6 +18,8 @@
 //!
 //! Not here: the MSI-X table (a host that has one keeps it) and interrupt delivery.
 
+mod state;
+
 use bitflags::bitflags;
 
 /// Vendor ID. 1234h is assigned to nobody; emulated devices have used it for decades, so no real device and no

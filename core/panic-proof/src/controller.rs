@@ -6,9 +6,12 @@ use doorbell_core::controller::{
 };
 use doorbell_core::pci::{ConfigSpace, PciConfig};
 use doorbell_core::spec::status::Status;
+use doorbell_core::state::StateError;
 
 use crate::group::{message, statistics};
-use crate::opaque::{OpaqueMemory, byte, bytes, dword, flag, half, part, registers, sink, unknown, word};
+use crate::opaque::{
+    OpaqueMemory, byte, bytes, dword, flag, half, part, registers, sink, state, unknown, word,
+};
 
 type Full = Controller<64, 511, 1024, 256>;
 
@@ -69,6 +72,9 @@ pub fn exercise() {
     controller.add_busy_time(word());
     controller.set_temperature(half());
     namespaces(controller);
+    let state = state();
+    sink(controller.save(state).map_or(0, |len| len as u64));
+    sink(u64::from(controller.load(state, |nsid, _| word() == u64::from(nsid)).is_ok()));
     pci();
 }
 
@@ -108,4 +114,9 @@ fn pci() {
     sink(u64::from(space.intx_disabled()) ^ u64::from(space.msix_enabled()) ^ u64::from(space.msix_masked()));
     sink(u64::from(space.is_d3hot()));
     space.set_interrupt_status(flag());
+    let state = state();
+    sink(space.save(state).map_or(0, |len| len as u64));
+    if let Err(StateError::UnknownVersion(version)) = space.load(state) {
+        sink(u64::from(version));
+    }
 }

@@ -13,7 +13,9 @@ use doorbell_core::spec::queue_entry::{CommandFlags, CompletionQueueEntry, Submi
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
-use crate::opaque::{OpaqueMemory, byte, bytes, dword, flag, half, part, registers, sink, unknown, word};
+use crate::opaque::{
+    OpaqueMemory, byte, bytes, dword, flag, half, part, registers, sink, state, unknown, word,
+};
 
 type Group = QueueGroup<65, 1024, 1024>;
 
@@ -54,6 +56,11 @@ pub fn exercise() {
         let QueueStatistics { commands, errors, .. } = statistics;
         sink(commands ^ errors);
     }
+    let state = state();
+    sink(group.save(state).map_or(0, |len| len as u64));
+    sink(u64::from(
+        group.load(state, |nsid, namespace| word() ^ u64::from(nsid) == namespace.size_blocks).is_ok(),
+    ));
     walk();
     ring();
 }

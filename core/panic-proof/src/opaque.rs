@@ -49,6 +49,17 @@ pub fn part(bytes: &mut [u8]) -> &mut [u8] {
     bytes.get_mut(..len).unwrap_or_default()
 }
 
+static mut STATE: [u8; 1 << 18] = [0; 1 << 18];
+
+/// A buffer of any length for a state, with any bytes.
+pub fn state() -> &'static mut [u8] {
+    let state = unknown(&raw mut STATE);
+    for byte in state.iter_mut() {
+        *byte = self::byte();
+    }
+    part(state)
+}
+
 /// Uses a value up.
 pub fn sink(value: u64) {
     // SAFETY: a static of this type.

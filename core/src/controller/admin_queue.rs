@@ -11,8 +11,8 @@ use crate::spec::status::Status;
 /// The admin submission and completion queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdminQueue {
-    submission: SubmissionQueue,
-    completion: CompletionQueue,
+    pub(super) submission: SubmissionQueue,
+    pub(super) completion: CompletionQueue,
 }
 
 /// Why a queue isn't served.
@@ -66,7 +66,10 @@ impl AdminQueue {
         }
         match self.submission.fetch(memory) {
             Ok(entry) => Ok(Some(entry)),
-            Err(DmaError) => Err(AdminQueueError::Fatal),
+            Err(DmaError) => {
+                self.completion.release();
+                Err(AdminQueueError::Fatal)
+            }
         }
     }
 
@@ -90,7 +93,11 @@ impl AdminQueue {
     ) -> Result<(), DmaError> {
         let sqhd = self.submission.sqhd();
         let result = u64::from(result);
-        self.completion.post(memory, Completion { sqid: 0, sqhd, cid, status, result })
+        let posted = self.completion.post(memory, Completion { sqid: 0, sqhd, cid, status, result });
+        if posted.is_err() {
+            self.completion.release();
+        }
+        posted
     }
 
     /// Whether a command waits and could be fetched.

@@ -197,6 +197,17 @@ impl<const N: usize> Ascii<N> {
         made
     }
 
+    /// The text of `len` bytes that is padded with spaces, or `None` where it isn't that.
+    pub(super) fn from_padded(bytes: [u8; N], len: u8) -> Option<Self> {
+        let (text, padding) = bytes.split_at_checked(len.into())?;
+        let is_printable = text.iter().all(|byte| matches!(byte, b' '..=b'~'));
+        (is_printable && padding.iter().all(|&byte| byte == b' ')).then_some(Self { bytes, len })
+    }
+
+    pub(super) const fn len(&self) -> u8 {
+        self.len
+    }
+
     /// The text, padded with spaces to `N` bytes.
     pub(super) const fn padded(&self) -> [u8; N] {
         self.bytes

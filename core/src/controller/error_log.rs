@@ -7,28 +7,30 @@ use crate::spec::status::Status;
 /// The newest entries, and how many there ever were.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ErrorLog<const ERRORS: usize> {
-    entries: [Entry; ERRORS],
+    pub(super) entries: [Entry; ERRORS],
     /// Index of the place for the next entry.
-    next: usize,
+    pub(super) next: usize,
     /// Entries over the life of the controller, earlier lives of the host included.
-    count: u64,
+    pub(super) count: u64,
+    /// Places that an instance of which this one goes on didn't have; the driver knows of the others only.
+    pub(super) hidden: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+pub(super) struct Entry {
     /// Entries up to this one; 0 where the place is empty.
-    count: u64,
-    error: ControllerError,
+    pub(super) count: u64,
+    pub(super) error: ControllerError,
 }
 
 /// What an entry tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControllerError {
-    sqid: u16,
-    cid: u16,
-    status: Status,
-    lba: u64,
-    nsid: u32,
+    pub(super) sqid: u16,
+    pub(super) cid: u16,
+    pub(super) status: Status,
+    pub(super) lba: u64,
+    pub(super) nsid: u32,
 }
 
 /// Submission queue and command identifier of an error that belongs to no command.
@@ -62,18 +64,27 @@ impl<const ERRORS: usize> ErrorLog<ERRORS> {
     pub(super) const fn new() -> Self {
         const EMPTY: ControllerError =
             ControllerError { sqid: 0, cid: 0, status: Status::SUCCESS, lba: 0, nsid: 0 };
-        Self { entries: [Entry { count: 0, error: EMPTY }; ERRORS], next: 0, count: 0 }
+        Self { entries: [Entry { count: 0, error: EMPTY }; ERRORS], next: 0, count: 0, hidden: 0 }
     }
 
     pub(super) fn push(&mut self, error: ControllerError) {
         self.count = self.count.saturating_add(1);
+        self.put(Entry { count: self.count, error });
+    }
+
+    pub(super) fn put(&mut self, entry: Entry) {
         if let Some(place) = self.entries.get_mut(self.next) {
-            *place = Entry { count: self.count, error };
+            *place = entry;
         }
         self.next = self.next.wrapping_add(1);
-        if self.next >= ERRORS {
+        if self.next >= self.capacity() {
             self.next = 0;
         }
+    }
+
+    /// Entries that the log can have.
+    pub(super) const fn capacity(&self) -> usize {
+        ERRORS.saturating_sub(self.hidden)
     }
 
     pub(super) const fn count(&self) -> u64 {

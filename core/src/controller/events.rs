@@ -77,7 +77,7 @@ impl Event {
 /// A place for an Asynchronous Event Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Request {
+pub(super) enum Request {
     None,
     Held(u16),
     /// Aborted; its completion waits for room.
@@ -87,11 +87,11 @@ enum Request {
 /// Held requests and events that wait for one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Events {
-    requests: [Request; EVENT_REQUESTS],
+    pub(super) requests: [Request; EVENT_REQUESTS],
     /// Events that haven't been told, by [`Event::bit`].
-    pending: u8,
+    pub(super) pending: u8,
     /// Event types (bit AET) that were told and not cleared yet: no more of these until the log page is read.
-    masked: u8,
+    pub(super) masked: u8,
 }
 
 /// A completion of an Asynchronous Event Request.
@@ -109,6 +109,11 @@ impl Events {
     /// Forgets requests (silently, as a reset demands) and events.
     pub(super) fn reset(&mut self) {
         *self = Self::new();
+    }
+
+    /// Whether no request is held or waits for its completion.
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.requests.iter().all(|request| *request == Request::None)
     }
 
     /// Holds a request; whether there was room.

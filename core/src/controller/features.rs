@@ -23,17 +23,17 @@ const CAPABILITY_CHANGEABLE: u32 = 1 << 2;
 /// The features of the controller; Error Recovery is kept with each namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
-    arbitration: u32,
-    power: u32,
-    over_temperature: u16,
-    under_temperature: u16,
-    write_cache: bool,
-    queues: NumberOfQueues,
-    coalescing: Coalescing,
+    pub(super) arbitration: u32,
+    pub(super) power: u32,
+    pub(super) over_temperature: u16,
+    pub(super) under_temperature: u16,
+    pub(super) write_cache: bool,
+    pub(super) queues: NumberOfQueues,
+    pub(super) coalescing: Coalescing,
     /// Coalescing Disable, bit by vector.
-    uncoalesced: u128,
-    write_atomicity: u32,
-    events: u32,
+    pub(super) uncoalesced: u128,
+    pub(super) write_atomicity: u32,
+    pub(super) events: u32,
 }
 
 impl Features {

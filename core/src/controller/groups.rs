@@ -5,7 +5,7 @@
 
 /// A set of queue groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct GroupSet(u64);
+pub(super) struct GroupSet(pub(super) u64);
 
 impl GroupSet {
     pub(super) const EMPTY: Self = Self(0);
@@ -64,9 +64,9 @@ pub(super) enum UnderWay {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Groups<const GROUPS: usize> {
     count: u16,
-    under_way: [UnderWay; GROUPS],
-    reset_due: GroupSet,
-    clear_due: GroupSet,
+    pub(super) under_way: [UnderWay; GROUPS],
+    pub(super) reset_due: GroupSet,
+    pub(super) clear_due: GroupSet,
     /// Groups that the pending admin command has still to be sent to.
     pub(super) command_due: GroupSet,
     /// Groups that have it and haven't answered.

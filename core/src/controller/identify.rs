@@ -124,7 +124,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             // One slot, which can't be written.
             frmw: 1 << 1 | 1,
             lpa: pages.fold(support::LPA_EXTENDED_DATA, |bits, page| bits | page.lpa),
-            elpe_z: ERRORS.saturating_sub(1) as u8,
+            elpe_z: self.errors.capacity().saturating_sub(1) as u8,
             wctemp: WARNING_TEMPERATURE.into(),
             cctemp: CRITICAL_TEMPERATURE.into(),
             ..AdminAttributes::default()

@@ -166,7 +166,11 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.registers.status.set_shst(1);
         // Whatever is still in flight is given up: a driver has let its commands finish by now (section 3.6.1).
         if !matches!(self.lifecycle, Lifecycle::Disabled | Lifecycle::Resetting) {
-            self.pending = Place::Empty;
+            if self.pending.take().is_some()
+                && let Some(admin) = self.admin.as_mut()
+            {
+                admin.release();
+            }
             self.groups.reset_all();
             self.namespaces.groups_were_reset();
         }

@@ -81,7 +81,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
 
     fn log_page_bytes(&self, id: LogId) -> u64 {
         match id {
-            LogId::ERROR_INFORMATION => (ERRORS as u64).wrapping_mul(64),
+            LogId::ERROR_INFORMATION => (self.errors.capacity() as u64).wrapping_mul(64),
             LogId::SMART => SMART_BYTES,
             LogId::FIRMWARE_SLOT => FIRMWARE_SLOT_BYTES,
             LogId::CHANGED_NAMESPACES => CHANGED_NAMESPACES_BYTES,

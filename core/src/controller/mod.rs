@@ -27,6 +27,7 @@ mod page;
 mod queues;
 mod register;
 mod smart;
+mod state;
 #[cfg(all(test, not(loom)))]
 mod tests;
 

@@ -31,6 +31,13 @@ pub struct NamespaceConfig {
     pub eui64: [u8; 8],
 }
 
+impl NamespaceConfig {
+    /// Whether a driver can tell the namespace from another.
+    pub(super) fn is_identified(&self) -> bool {
+        self.uuid != [0; 16] || self.nguid != [0; 16] || self.eui64 != [0; 8]
+    }
+}
+
 /// Why a namespace was not added, resized or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceError {
@@ -90,7 +97,7 @@ pub enum NamespaceChange {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Groups are being told; drivers don't see it yet.
     Adding,
     Active,
@@ -107,16 +114,16 @@ enum State {
 pub(super) struct Entry {
     pub(super) shape: Namespace,
     pub(super) config: NamespaceConfig,
-    state: State,
+    pub(super) state: State,
     /// What the groups are told.
-    target: Namespace,
+    pub(super) target: Namespace,
     /// Groups that are still to be told.
-    due: GroupSet,
+    pub(super) due: GroupSet,
     /// Groups that have been told and haven't answered.
-    sent: GroupSet,
-    report: Option<NamespaceChange>,
+    pub(super) sent: GroupSet,
+    pub(super) report: Option<NamespaceChange>,
     /// Error Recovery's Time Limited Error Recovery, in units of 100 ms.
-    time_limit: u16,
+    pub(super) time_limit: u16,
 }
 
 impl Entry {
@@ -128,20 +135,27 @@ impl Entry {
 /// The table; the namespace identifier is the index plus 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Namespaces<const NAMESPACES: usize> {
-    entries: [Place<Entry>; NAMESPACES],
+    pub(super) entries: [Place<Entry>; NAMESPACES],
     /// Changed since the driver read the Changed Namespace List.
-    changed: [bool; NAMESPACES],
+    pub(super) changed: [bool; NAMESPACES],
+    /// Entries that an instance of which this one goes on didn't have; drivers know of the others only.
+    pub(super) hidden: usize,
 }
 
 impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     pub(super) const fn new() -> Self {
-        Self { entries: [Place::Empty; NAMESPACES], changed: [false; NAMESPACES] }
+        Self { entries: [Place::Empty; NAMESPACES], changed: [false; NAMESPACES], hidden: 0 }
     }
 
     /// Number of Namespaces (NN): constant, because drivers size tables by it.
     #[expect(clippy::cast_possible_truncation, reason = "bounded where the controller is made")]
     pub(super) const fn highest_nsid(&self) -> u32 {
-        NAMESPACES as u32
+        self.visible() as u32
+    }
+
+    /// Entries of the table that drivers know of.
+    pub(super) const fn visible(&self) -> usize {
+        NAMESPACES.saturating_sub(self.hidden)
     }
 
     /// The active namespaces above `nsid`, ascending.
@@ -271,10 +285,13 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     }
 
     fn first_free(&self) -> Option<u32> {
-        (1..).zip(&self.entries).find(|(_, entry)| entry.is_empty()).map(|(nsid, _)| nsid)
+        (1..)
+            .zip(self.entries.iter().take(self.visible()))
+            .find(|(_, entry)| entry.is_empty())
+            .map(|(nsid, _)| nsid)
     }
 
-    fn has_identifier_of(&self, config: &NamespaceConfig) -> bool {
+    pub(super) fn has_identifier_of(&self, config: &NamespaceConfig) -> bool {
         let same = |a: &[u8], b: &[u8]| a == b && a.iter().any(|&byte| byte != 0);
         self.entries.iter().flatten().any(|entry| {
             same(&entry.config.uuid, &config.uuid)
@@ -317,7 +334,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         config: NamespaceConfig,
     ) -> Result<u32, NamespaceError> {
         let shape = shape(&config)?;
-        if config.uuid == [0; 16] && config.nguid == [0; 16] && config.eui64 == [0; 8] {
+        if !config.is_identified() {
             return Err(NamespaceError::NoIdentifier);
         }
         if self.namespaces.has_identifier_of(&config) {
@@ -327,7 +344,9 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             Some(nsid) => nsid,
             None => self.namespaces.first_free().ok_or(NamespaceError::Full)?,
         };
-        let place = index(nsid).and_then(|index| self.namespaces.entries.get_mut(index));
+        let visible = self.namespaces.visible();
+        let index = index(nsid).filter(|index| *index < visible);
+        let place = index.and_then(|index| self.namespaces.entries.get_mut(index));
         let place = place.ok_or(NamespaceError::InvalidNsid)?;
         if !place.is_empty() {
             return Err(NamespaceError::InUse);
@@ -419,7 +438,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     }
 }
 
-fn shape(config: &NamespaceConfig) -> Result<Namespace, NamespaceError> {
+pub(super) fn shape(config: &NamespaceConfig) -> Result<Namespace, NamespaceError> {
     let block_shift = match config.block_bytes {
         512 => 9,
         4096 => 12,

@@ -16,9 +16,9 @@ use crate::spec::status::Status;
 /// The I/O queues that exist.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queues<const QUEUES: usize> {
-    completion: [bool; QUEUES],
+    pub(super) completion: [bool; QUEUES],
     /// By submission queue, the completion queue that it uses; 0 where it doesn't exist.
-    submission: [u16; QUEUES],
+    pub(super) submission: [u16; QUEUES],
 }
 
 impl<const QUEUES: usize> Queues<QUEUES> {
@@ -43,7 +43,7 @@ impl<const QUEUES: usize> Queues<QUEUES> {
         index(sqid).and_then(|index| self.submission.get(index)).copied().filter(|&cqid| cqid != 0)
     }
 
-    fn is_used(&self, cqid: u16) -> bool {
+    pub(super) fn is_used(&self, cqid: u16) -> bool {
         self.submission.contains(&cqid)
     }
 

@@ -42,10 +42,10 @@ pub struct SmartCounters {
 /// The counters of earlier lives and what this one adds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Smart {
-    base: SmartCounters,
-    started_ns: Option<u64>,
-    now_ns: u64,
-    temperature: u16,
+    pub(super) base: SmartCounters,
+    pub(super) started_ns: Option<u64>,
+    pub(super) now_ns: u64,
+    pub(super) temperature: u16,
 }
 
 impl Smart {

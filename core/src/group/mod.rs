@@ -20,6 +20,7 @@ mod parse;
 mod request;
 mod sleep;
 mod slots;
+mod state;
 mod statistics;
 
 use heapless::{Deque, Vec};
@@ -483,6 +484,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     fn post(&mut self, index: u16, memory: &impl DmaMemory, completion: Completion) {
         let Some(target) = get_mut(&mut self.completion, index) else { return };
         if target.queue.post(memory, completion).is_err() {
+            target.queue.release();
             let qid = target.queue.qid;
             self.fatal = Some(qid);
             return;

@@ -73,6 +73,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         vector: Option<u16>,
         coalesce: bool,
     ) -> Result<Option<GroupReply>, Status> {
+        if self.find_completion_queue(queue.qid).is_some() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER.dnr());
+        }
         let place =
             self.completion.iter_mut().find(|place| place.is_empty()).ok_or(Status::INTERNAL_ERROR)?;
         clear_register(registers, head_index(queue.qid));
@@ -100,6 +103,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         cqid: u16,
     ) -> Result<Option<GroupReply>, Status> {
         let completion = self.find_completion_queue(cqid).ok_or(Status::COMPLETION_QUEUE_INVALID.dnr())?;
+        if self.find_submission_queue(queue.qid).is_some() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER.dnr());
+        }
         let (index, place) = (0..)
             .zip(self.submission.iter_mut())
             .find(|(_, place)| place.is_empty())
@@ -118,6 +124,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     fn delete_completion_queue(&mut self, qid: u16) -> Result<Option<GroupReply>, Status> {
         let index = self.find_completion_queue(qid).ok_or(Status::INVALID_QUEUE_IDENTIFIER.dnr())?;
+        if self.submission.iter().flatten().any(|submission| submission.completion == index) {
+            return Err(Status::INVALID_QUEUE_DELETION.dnr());
+        }
         if let Some(place) = self.completion.get_mut(usize::from(index)) {
             *place = Place::Empty;
         }
@@ -253,6 +262,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     pub(super) fn finish_reset(&mut self) {
         if self.slots.occupied() == 0 {
             self.resetting = false;
+            self.pending = Place::Empty;
             self.reply = Place::Full(GroupReply::ResetDone);
         }
     }
@@ -293,13 +303,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.reply = Place::Full(GroupReply::Done);
     }
 
-    fn find_completion_queue(&self, qid: u16) -> Option<u16> {
+    pub(super) fn find_completion_queue(&self, qid: u16) -> Option<u16> {
         let found =
             |place: &Place<GroupCompletion>| place.as_ref().is_some_and(|found| found.queue.qid == qid);
         (0..).zip(&self.completion).find(|(_, place)| found(place)).map(|(index, _)| index)
     }
 
-    fn find_submission_queue(&self, qid: u16) -> Option<u16> {
+    pub(super) fn find_submission_queue(&self, qid: u16) -> Option<u16> {
         let found = |place: &Place<Submission>| place.as_ref().is_some_and(|found| found.queue.qid == qid);
         (0..).zip(&self.submission).find(|(_, place)| found(place)).map(|(index, _)| index)
     }

@@ -1,5 +1,7 @@
 //! The command table: fixed slots, a free list through them, a generation each.
 
+mod state;
+
 use crate::tag::Tag;
 
 /// What a group remembers of a command in flight.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::state::StateError;
 
 fn read32(space: &ConfigSpace, offset: u32) -> u32 {
     let mut bytes = [0xee; 4];
@@ -166,4 +167,64 @@ fn interrupt_status_is_read_only() {
     assert_ne!(read32(&space, 4) & 1 << 19, 0);
     space.set_interrupt_status(false);
     assert_eq!(read32(&space, 4) & 1 << 19, 0);
+}
+
+#[test]
+fn a_moved_space_reads_and_behaves_alike() {
+    let config = PciConfig { revision_id: 7, subsystem_id: 9, ..PciConfig::DEFAULT };
+    let mut space = ConfigSpace::new(config);
+    let _ = space.write(4, &0xffff_ffff_u32.to_le_bytes());
+    let _ = space.write(0x10, &0xffff_ffff_ffff_ffff_u64.to_le_bytes());
+    for offset in (0x0c..0x100).step_by(4) {
+        if offset != 0x68 {
+            let _ = space.write(offset, &0xffff_ffff_u32.to_le_bytes());
+        }
+    }
+    space.set_interrupt_status(true);
+    let mut state = [0xee; ConfigSpace::STATE_BYTES];
+    assert_eq!(space.save(&mut state), Ok(state.len()));
+    assert_eq!(space.save(&mut [0; ConfigSpace::STATE_BYTES - 1]), Err(StateError::BufferTooSmall));
+    let mut next = ConfigSpace::new(PciConfig::DEFAULT);
+    assert_eq!(next.load(&state), Ok(()));
+    assert_eq!(format!("{next:?}"), format!("{space:?}"));
+    let mut again = [0; ConfigSpace::STATE_BYTES];
+    assert_eq!(next.save(&mut again), Ok(state.len()));
+    assert_eq!(again, state);
+    // Function Level Reset brings the old identifiers back.
+    assert_eq!(write32(&mut next, 0x68, 1 << 15), PciEvents::FLR);
+    assert_eq!(write32(&mut space, 0x68, 1 << 15), PciEvents::FLR);
+    assert_eq!(format!("{next:?}"), format!("{space:?}"));
+}
+
+#[test]
+fn a_changed_space_is_refused_where_no_guest_could_have_changed_it() {
+    let mut state = [0; ConfigSpace::STATE_BYTES];
+    assert_eq!(space().save(&mut state), Ok(state.len()));
+    let small = PciConfig { vectors: 63, ..PciConfig::DEFAULT };
+    assert!(matches!(ConfigSpace::new(small).load(&state), Err(StateError::Mismatch(_))));
+    let large = PciConfig { bar0_bytes: 0x8000, ..PciConfig::DEFAULT };
+    assert!(matches!(ConfigSpace::new(large).load(&state), Err(StateError::Mismatch(_))));
+    let mut writable = 0;
+    for bit in 0..state.len() * 8 {
+        let mut state = state;
+        state[bit / 8] ^= 1 << (bit % 8);
+        assert!(space().load(&state).is_err());
+        if bit / 8 < 24 {
+            continue;
+        }
+        crate::testing::seal_state(&mut state);
+        let mut space = space();
+        let loaded = space.load(&state);
+        let changed = format!("{space:?}") != format!("{:?}", super::tests::space());
+        assert!(loaded.is_ok() || !changed, "a state that was refused has changed something");
+        if loaded.is_ok() {
+            let mut image = [0; 256];
+            space.read(0, &mut image);
+            let _ = space.write(0, &image);
+            writable += 1;
+        }
+    }
+    // Command with Interrupt Status, cache line, BAR 0, interrupt line, MSI-X, the four controls of PCI Express; a
+    // reserved byte. One bit of the power state alone is no state there is.
+    assert_eq!(writable, 6 + 8 + 50 + 8 + 2 + 12 + 5 + 5 + 4 + 8);
 }

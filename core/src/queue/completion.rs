@@ -15,13 +15,13 @@ use crate::spec::status::Status;
 pub(crate) struct CompletionQueue {
     /// Queue identifier.
     pub(crate) qid: u16,
-    base: u64,
-    size: u32,
-    head: u32,
-    tail: u32,
+    pub(super) base: u64,
+    pub(super) size: u32,
+    pub(super) head: u32,
+    pub(super) tail: u32,
     /// Entries neither posted nor reserved.
-    free: u32,
-    phase: bool,
+    pub(super) free: u32,
+    pub(super) phase: bool,
     /// The head doorbell.
     pub(crate) doorbell: Doorbell,
 }

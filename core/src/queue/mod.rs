@@ -4,6 +4,7 @@
 //! Specification 2.0, sections 3.3.1.4 and 3.3.1.5). Sizes go up to 65,536, so positions are kept as `u32`.
 
 mod completion;
+mod state;
 mod submission;
 
 pub(crate) use completion::{Completion, CompletionQueue};

@@ -15,10 +15,10 @@ const ENTRY_BYTES: u64 = 64;
 pub(crate) struct SubmissionQueue {
     /// Queue identifier.
     pub(crate) qid: u16,
-    base: u64,
-    size: u32,
-    head: u32,
-    tail: u32,
+    pub(super) base: u64,
+    pub(super) size: u32,
+    pub(super) head: u32,
+    pub(super) tail: u32,
     /// The tail doorbell.
     pub(crate) doorbell: Doorbell,
 }

@@ -9,6 +9,7 @@ mod namespaces;
 mod queues;
 mod random;
 mod registers;
+mod state;
 mod whole;
 
 use std::sync::atomic::AtomicU32;

@@ -3,26 +3,26 @@
 use super::*;
 
 /// xorshift64*: the same seed gives the same life.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
     /// Mostly small, sometimes anything.
-    fn dword(&mut self) -> u32 {
+    pub(super) fn dword(&mut self) -> u32 {
         match self.below(4) {
             0 => self.next() as u32,
             1 => (self.below(8) | self.below(8) << 16) as u32,
@@ -30,7 +30,7 @@ impl Random {
         }
     }
 
-    fn address(&mut self) -> u64 {
+    pub(super) fn address(&mut self) -> u64 {
         match self.below(6) {
             0 => self.next(),
             1 => RAM_BYTES - self.below(3) * 2_048,
@@ -39,7 +39,7 @@ impl Random {
         }
     }
 
-    fn entry(&mut self) -> Entry {
+    pub(super) fn entry(&mut self) -> Entry {
         const OPCODES: [u32; 12] = [0, 1, 2, 4, 5, 6, 8, 9, 0xa, 0xc, 0x7c, 0xff];
         let mut entry = [0; 16];
         entry[0] = self.pick(&OPCODES) | if self.below(20) == 0 { self.next() as u32 & 0xff00 } else { 0 };

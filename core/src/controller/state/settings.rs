@@ -1,0 +1,204 @@
+//! Configuration, registers and features as records.
+
+use super::super::config::{Ascii, ControllerConfig};
+use super::super::features::Features;
+use super::super::register::RegisterFile;
+use crate::message::Coalescing;
+use crate::spec::feature::{EVENT_CRITICAL_WARNINGS, EVENT_NAMESPACE_ATTRIBUTE, NumberOfQueues};
+use crate::spec::register::{AQA_WRITABLE, BASE_WRITABLE, CC_WRITABLE, ControllerConfiguration};
+use crate::state::controller::{ConfigRecord, FeaturesRecord, RegistersRecord};
+use crate::state::{StateError, ensure, flag};
+
+impl ConfigRecord {
+    pub(super) fn new(config: &ControllerConfig) -> Self {
+        let ControllerConfig {
+            groups,
+            io_queues,
+            max_queue_entries,
+            mdts_bytes,
+            vectors,
+            page_shift_min,
+            page_shift_max,
+            timeout_500ms,
+            doorbell_buffer,
+            sgl,
+            write_cache,
+            controller_id,
+            vendor_id,
+            subsystem_vendor_id,
+            ieee_oui,
+            serial,
+            model,
+            firmware,
+            subsystem_nqn,
+        } = *config;
+        Self {
+            groups: groups.into(),
+            io_queues: io_queues.into(),
+            max_queue_entries: max_queue_entries.into(),
+            mdts_bytes: mdts_bytes.into(),
+            vectors: vectors.into(),
+            page_shift_min,
+            page_shift_max,
+            timeout_500ms,
+            doorbell_buffer: doorbell_buffer.into(),
+            sgl: sgl.into(),
+            write_cache: write_cache.into(),
+            controller_id: controller_id.into(),
+            vendor_id: vendor_id.into(),
+            subsystem_vendor_id: subsystem_vendor_id.into(),
+            ieee_oui,
+            serial: serial.padded(),
+            serial_len: serial.len(),
+            model: model.padded(),
+            model_len: model.len(),
+            firmware: firmware.padded(),
+            firmware_len: firmware.len(),
+            subsystem_nqn: subsystem_nqn.padded(),
+            subsystem_nqn_len: subsystem_nqn.len(),
+        }
+    }
+
+    pub(super) fn restore(&self) -> Result<ControllerConfig, StateError> {
+        Ok(ControllerConfig {
+            groups: self.groups.get(),
+            io_queues: self.io_queues.get(),
+            max_queue_entries: self.max_queue_entries.get(),
+            mdts_bytes: self.mdts_bytes.get(),
+            vectors: self.vectors.get(),
+            page_shift_min: self.page_shift_min,
+            page_shift_max: self.page_shift_max,
+            timeout_500ms: self.timeout_500ms,
+            doorbell_buffer: flag(self.doorbell_buffer)?,
+            sgl: flag(self.sgl)?,
+            write_cache: flag(self.write_cache)?,
+            controller_id: self.controller_id.get(),
+            vendor_id: self.vendor_id.get(),
+            subsystem_vendor_id: self.subsystem_vendor_id.get(),
+            ieee_oui: self.ieee_oui,
+            serial: text(self.serial, self.serial_len)?,
+            model: text(self.model, self.model_len)?,
+            firmware: text(self.firmware, self.firmware_len)?,
+            subsystem_nqn: text(self.subsystem_nqn, self.subsystem_nqn_len)?,
+        })
+    }
+}
+
+fn text<const N: usize>(bytes: [u8; N], len: u8) -> Result<Ascii<N>, StateError> {
+    Ascii::from_padded(bytes, len).ok_or(StateError::Inconsistent("a text that isn't printable ASCII"))
+}
+
+impl ControllerConfig {
+    /// The configuration of a state, where tables of these sizes and a host that has made `own` have room for it.
+    pub(super) fn fit(self, own: &Self, groups: usize, queues: usize) -> Result<Self, StateError> {
+        if usize::from(self.groups) > groups {
+            return Err(StateError::TooSmall("groups"));
+        }
+        if usize::from(self.io_queues) > queues {
+            return Err(StateError::TooSmall("queues"));
+        }
+        ensure(self.in_range(groups, queues) == self, "a configuration out of range")?;
+        if self.groups != own.groups {
+            return Err(StateError::Mismatch("another number of queue groups"));
+        }
+        if self.io_queues > own.io_queues
+            || self.vectors > own.vectors
+            || self.max_queue_entries > own.max_queue_entries
+        {
+            return Err(StateError::Mismatch(
+                "fewer queues, queue entries or vectors than the guest was told",
+            ));
+        }
+        if self.mdts_bytes > own.mdts_bytes {
+            return Err(StateError::Mismatch("MDTS is less than the guest was told"));
+        }
+        if own.write_cache && !self.write_cache {
+            return Err(StateError::Mismatch("a volatile write cache that the guest wasn't told of"));
+        }
+        Ok(self)
+    }
+}
+
+impl RegistersRecord {
+    pub(super) fn new(registers: &RegisterFile) -> Self {
+        let RegisterFile { capabilities: _, interrupt_mask, configuration, status, aqa, asq, acq } =
+            *registers;
+        Self {
+            interrupt_mask: interrupt_mask.into(),
+            cc: configuration.into_bits().into(),
+            aqa: aqa.into(),
+            rdy: status.rdy().into(),
+            cfs: status.cfs().into(),
+            nssro: status.nssro().into(),
+            reserved: 0,
+            asq: asq.into(),
+            acq: acq.into(),
+        }
+    }
+
+    pub(super) fn restore(&self, config: &ControllerConfig) -> Result<RegisterFile, StateError> {
+        let (cc, aqa) = (self.cc.get(), self.aqa.get());
+        let (asq, acq) = (self.asq.get(), self.acq.get());
+        let reserved = cc & !CC_WRITABLE | aqa & !AQA_WRITABLE;
+        ensure(reserved == 0 && (asq | acq) & !BASE_WRITABLE == 0, "reserved bits of registers")?;
+        let mut registers = RegisterFile::new(config);
+        registers.interrupt_mask = self.interrupt_mask.get();
+        registers.configuration = ControllerConfiguration::from_bits(cc);
+        registers.status.set_rdy(flag(self.rdy)?);
+        registers.status.set_cfs(flag(self.cfs)?);
+        registers.status.set_nssro(flag(self.nssro)?);
+        (registers.aqa, registers.asq, registers.acq) = (aqa, asq, acq);
+        Ok(registers)
+    }
+}
+
+impl FeaturesRecord {
+    pub(super) fn new(features: &Features) -> Self {
+        let Features {
+            arbitration,
+            power,
+            over_temperature,
+            under_temperature,
+            write_cache,
+            queues,
+            coalescing: Coalescing { threshold_z, time_100us },
+            uncoalesced,
+            write_atomicity,
+            events,
+        } = *features;
+        Self {
+            arbitration: arbitration.into(),
+            power: power.into(),
+            over_temperature: over_temperature.into(),
+            under_temperature: under_temperature.into(),
+            write_cache: write_cache.into(),
+            threshold_z,
+            time_100us,
+            reserved: 0,
+            queues: queues.into_bits().into(),
+            write_atomicity: write_atomicity.into(),
+            events: events.into(),
+            uncoalesced: uncoalesced.into(),
+        }
+    }
+
+    pub(super) fn restore(&self, config: &ControllerConfig) -> Result<Features, StateError> {
+        let queues = NumberOfQueues::from_bits(self.queues.get());
+        let possible = queues.submission_z().max(queues.completion_z()) < config.io_queues;
+        ensure(possible, "the number of queues")?;
+        let events = self.events.get();
+        ensure(events & !(EVENT_CRITICAL_WARNINGS | EVENT_NAMESPACE_ATTRIBUTE) == 0, "events wanted")?;
+        Ok(Features {
+            arbitration: self.arbitration.get(),
+            power: self.power.get(),
+            over_temperature: self.over_temperature.get(),
+            under_temperature: self.under_temperature.get(),
+            write_cache: flag(self.write_cache)?,
+            queues,
+            coalescing: Coalescing { threshold_z: self.threshold_z, time_100us: self.time_100us },
+            uncoalesced: self.uncoalesced.get(),
+            write_atomicity: self.write_atomicity.get(),
+            events,
+        })
+    }
+}
