@@ -3,6 +3,7 @@
 //! | medium | where the blocks are |
 //! | --- | --- |
 //! | [`RamMedia`] | a static array; gone with the power |
+//! | [`FlashMedia`] | any NOR flash with an `embedded-storage` driver |
 //! | [`NullMedia`] | nowhere: reads are zeroes, writes are dropped. For measuring |
 //!
 //! A medium *lends* memory instead of copying: for a read it shows where the bytes are, for a write it says
@@ -13,9 +14,11 @@ use core::task::Poll;
 
 use doorbell_core::spec::status::Status;
 
+mod flash;
 mod null;
 mod ram;
 
+pub use flash::{FlashError, FlashMedia, WEAR_SPREAD, capacity_blocks};
 pub use null::NullMedia;
 pub use ram::RamMedia;
 

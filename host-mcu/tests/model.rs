@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use doorbell_core::controller::ControllerConfig;
 use doorbell_mcu::device::{Device, DeviceConfig};
-use doorbell_mcu::media::{Media, NullMedia, RamMedia};
+use doorbell_mcu::media::{FlashMedia, Media, NullMedia, RamMedia};
 use doorbell_mcu::model::{Gate, GuestRam, Host, ModelEndpoint, NoBench, Report, ram_words};
 
 const CONFIG: DeviceConfig = DeviceConfig {
@@ -66,4 +66,46 @@ fn a_read_needs_no_second_turn() {
     let endpoint = ModelEndpoint::new(GuestRam::new(&mut words), clock);
     let mut host = Host::new(&mut device, &registers, endpoint, Gate::new(media), NoBench);
     host.measure().unwrap();
+}
+
+/// Flash that is never cut off; the log's own tests see to that.
+struct Flash(Vec<u8>);
+
+impl embedded_storage::nor_flash::ErrorType for Flash {
+    type Error = embedded_storage::nor_flash::NorFlashErrorKind;
+}
+
+impl embedded_storage::nor_flash::ReadNorFlash for Flash {
+    const READ_SIZE: usize = 1;
+    fn read(&mut self, offset: u32, bytes: &mut [u8]) -> Result<(), Self::Error> {
+        let start = offset as usize;
+        bytes.copy_from_slice(&self.0[start..start + bytes.len()]);
+        Ok(())
+    }
+    fn capacity(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl embedded_storage::nor_flash::NorFlash for Flash {
+    const WRITE_SIZE: usize = 8;
+    const ERASE_SIZE: usize = 4096;
+    fn erase(&mut self, from: u32, to: u32) -> Result<(), Self::Error> {
+        self.0[from as usize..to as usize].fill(0xff);
+        Ok(())
+    }
+    fn write(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Self::Error> {
+        for (place, byte) in self.0[offset as usize..].iter_mut().zip(bytes) {
+            assert_eq!(*place, 0xff, "written twice");
+            *place = *byte;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_namespace_in_flash() {
+    const SECTORS: usize = 24;
+    let flash = Flash(vec![0xff; SECTORS * 4096]);
+    run::<2, 8>(FlashMedia::<Flash, 128, SECTORS>::mount(flash).unwrap());
 }
