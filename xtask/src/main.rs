@@ -44,6 +44,8 @@ enum Task {
         #[arg(value_enum)]
         parts: Vec<Part>,
     },
+    /// Build the microcontroller images and run them under QEMU, with their logs decoded
+    Firmware(job::firmware::Options),
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
     /// Run the benchmarks of the core
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Task::Setup { force } => report.run("setup", || setup::run(force)),
         Task::Demo { arguments } => report.run("demo", || job::demo::run(&arguments)),
         Task::Test { parts } => job::test::run(&parts, &mut report),
+        Task::Firmware(options) => job::firmware::run(&options, &mut report),
         Task::Lint => job::lint::run(&mut report),
         Task::Bench { arguments } => report.run("bench", || job::bench::run(&arguments)),
     }

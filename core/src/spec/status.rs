@@ -6,7 +6,6 @@ use core::fmt;
 /// The Status Field of a completion queue entry without the Phase Tag: SC in bits 7:0, SCT in 10:8, CRD in
 /// 12:11, More (M) in 13, Do Not Retry (DNR) in 14.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Status(pub u16);
 
 macro_rules! statuses {
@@ -24,6 +23,14 @@ macro_rules! statuses {
             }
         }
     };
+}
+
+#[cfg(feature = "defmt")]
+impl defmt::Format for Status {
+    fn format(&self, f: defmt::Formatter<'_>) {
+        let dnr = if self.is_dnr() { " DNR" } else { "" };
+        defmt::write!(f, "{=u8}/{=u8:#04x}{=str}", self.code_type(), self.code(), dnr);
+    }
 }
 
 statuses! {

@@ -6,6 +6,9 @@ use critical_section::{Mutex, RestoreState};
 
 use crate::board;
 
+// The decoder prints it as seconds.
+defmt::timestamp!("{=u64:us}", board::now_ns() / 1000);
+
 struct State {
     encoder: defmt::Encoder,
     restore: RestoreState,

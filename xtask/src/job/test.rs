@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use crate::job::{concurrency, lint, panic_proof, protocol, system, unit};
+use crate::job::{concurrency, firmware, foreign, lint, panic_proof, protocol, system, unit};
 use crate::report::Report;
 use crate::setup;
 
@@ -17,6 +17,10 @@ pub(crate) enum Part {
     Loom,
     /// The proof that no path of the core panics or allocates
     Panic,
+    /// The core's unit tests on a big-endian and on a 32-bit machine
+    Portability,
+    /// The microcontroller images: run under QEMU, weighed, instructions counted
+    Mcu,
     /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
     Qtest,
     /// SeaBIOS and OVMF read from our disk
@@ -35,18 +39,20 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
     let wants = |part| all || parts.contains(&part);
     if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
         report.run("setup", || setup::run(false));
-    } else if [Part::Unit, Part::Protocol, Part::Panic].into_iter().any(wants) {
+    } else if [Part::Unit, Part::Protocol, Part::Panic, Part::Portability, Part::Mcu].into_iter().any(wants) {
         report.run("setup", setup::host::run);
     }
     if all {
         lint::run(report);
     }
     // One line a part. The order is from quick to slow.
-    let jobs: [(Part, &str, Job); 7] = [
+    let jobs: [(Part, &str, Job); 9] = [
         (Part::Unit, "unit", unit::run),
         (Part::Protocol, "protocol", protocol::run),
         (Part::Loom, "loom", concurrency::run),
         (Part::Panic, "panic", panic_proof::run),
+        (Part::Portability, "portability", foreign::run),
+        (Part::Mcu, "mcu", firmware::test),
         (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),
