@@ -71,6 +71,7 @@ impl Operation {
 
 /// A range of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Range {
     /// First byte.
     pub offset_bytes: u64,

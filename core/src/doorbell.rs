@@ -127,6 +127,7 @@ struct Shadow {
 
 /// Why a doorbell could not be looked at or armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum DoorbellError {
     /// The value is not below the queue's size; it was dropped and won't be reported again.
     Invalid(u32),

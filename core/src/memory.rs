@@ -7,6 +7,7 @@ use crate::sync::{Ordering, fence};
 
 /// An access that doesn't lie wholly inside memory the device may use that way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct DmaError;
 
 impl core::fmt::Display for DmaError {
@@ -19,6 +20,7 @@ impl core::error::Error for DmaError {}
 
 /// What an access does to guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Access {
     /// The device reads.
     Read,

@@ -9,6 +9,7 @@ use crate::spec::status::Status;
 /// Guest addresses of the two pages of Doorbell Buffer Config (NVM Express Base Specification 2.0,
 /// section 5.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct DoorbellBuffer {
     /// The Shadow Doorbell buffer (PRP1): the driver writes, the controller reads.
     pub shadow: u64,
@@ -18,6 +19,7 @@ pub struct DoorbellBuffer {
 
 /// What the controller asks of a group. Every request has exactly one [`GroupReply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum GroupRequest {
     /// Create I/O Completion Queue. The controller has checked the identifier, the size and the memory.
     CreateCompletionQueue {
@@ -101,6 +103,7 @@ pub enum GroupRequest {
 
 /// Interrupt Coalescing (NVM Express Base Specification 2.0, section 5.27.1.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Coalescing {
     /// Aggregation Threshold (THR), 0's based: completion entries an interrupt stands for.
     pub threshold_z: u8,
@@ -110,6 +113,7 @@ pub struct Coalescing {
 
 /// The answer to a [`GroupRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum GroupReply {
     /// Done.
     Done,
@@ -128,6 +132,7 @@ pub enum GroupReply {
 
 /// What a group tells the controller unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum GroupEvent {
     /// A doorbell held a value its queue can't have (Asynchronous Event Information 01h, Invalid Doorbell
     /// Write Value). The value was dropped.
@@ -151,6 +156,7 @@ pub enum GroupEvent {
 /// What the Error Information log keeps of a failed command (NVM Express Base Specification 2.0,
 /// section 5.16.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct CommandError {
     /// Submission Queue ID.
     pub sqid: u16,
@@ -166,6 +172,7 @@ pub struct CommandError {
 
 /// A message from a group to the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum GroupMessage {
     /// The answer to the request under way.
     Reply(GroupReply),
@@ -175,6 +182,7 @@ pub enum GroupMessage {
 
 /// Counters of a group since it came into being, over resets; they feed the SMART log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct GroupStatistics {
     /// Bytes of user data that completed Read, Compare and Verify commands read.
     pub bytes_read: u64,

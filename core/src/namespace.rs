@@ -2,6 +2,7 @@
 
 /// The shape of one namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Namespace {
     /// Namespace Size (NSZE), in logical blocks.
     pub size_blocks: u64,

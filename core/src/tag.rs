@@ -5,6 +5,7 @@
 /// A slot's generation changes whenever its command ends, however it ends, so a completion that arrives after
 /// a reset or for an abandoned command matches nothing and touches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Tag {
     /// Index into the group's command table.
     pub slot: u16,

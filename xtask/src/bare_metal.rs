@@ -11,8 +11,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{command, layout};
 
-/// A 64-bit server and a microcontroller.
-pub(crate) const TARGETS: [&str; 2] = ["x86_64-unknown-none", "thumbv7em-none-eabi"];
+/// A 64-bit server and microcontrollers.
+pub(crate) const TARGETS: [&str; 4] =
+    ["x86_64-unknown-none", "thumbv7em-none-eabi", "thumbv7em-none-eabihf", "riscv32imac-unknown-none-elf"];
 
 /// What sandbox modules are compiled for.
 pub(crate) const WASM: &str = "wasm32-unknown-unknown";
@@ -36,30 +37,37 @@ pub(crate) fn missing_packages() -> Result<Vec<&'static str>> {
 
 /// A `cargo build --target TARGET --target-dir OUTPUT`, with or without `core` to be built first.
 pub(crate) fn build(target: &str, output: &Path) -> Result<Command> {
-    let mut cargo = if in_toolchain(target)? { command::cargo(["build"]) } else { debian(target)? };
+    let mut cargo = if in_toolchain(target)? { command::cargo(["build"]) } else { for_bare_metal(target)? };
     cargo.args(["--target", target, "--target-dir"]).arg(output).env_remove("RUSTFLAGS");
     Ok(cargo)
 }
 
-fn debian(target: &str) -> Result<Command> {
+fn for_bare_metal(target: &str) -> Result<Command> {
+    let mut cargo = debian("build", "core", target)?;
+    cargo.arg("-Zbuild-std-features=compiler-builtins-mem");
+    let variable = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
+    cargo.env(variable, linker()?);
+    Ok(cargo)
+}
+
+/// A `cargo ACTION` by Debian's compiler, which builds `crates` (`core` or `std`) for the target first.
+pub(crate) fn debian(action: &str, crates: &str, target: &str) -> Result<Command> {
     let missing = missing_of_debian();
     ensure!(
         missing.is_empty(),
-        "Rust's `core` for {target} is neither in the toolchain nor can Debian's compiler build it; \
+        "Rust's `{crates}` for {target} is neither in the toolchain nor can Debian's compiler build it; \
          `cargo xtask setup` installs what is missing: {}",
         missing.join(" ")
     );
     let mut cargo = Command::new("/usr/bin/cargo");
-    cargo.args(["build", "-Zbuild-std=core", "-Zbuild-std-features=compiler-builtins-mem"]);
-    cargo.current_dir(layout::workspace());
-    let variable = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
-    cargo.env("PATH", "/usr/bin:/bin").env("RUSTC", "/usr/bin/rustc").env(variable, linker()?);
-    // `-Z` is for nightly compilers; this lets a stable one accept it.
-    cargo.env("RUSTC_BOOTSTRAP", "1");
+    cargo.arg(action).arg(format!("-Zbuild-std={crates}")).current_dir(layout::workspace());
+    // `-Z` is for nightly compilers; RUSTC_BOOTSTRAP lets a stable one accept it.
+    cargo.env("PATH", "/usr/bin:/bin").env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
     Ok(cargo)
 }
 
-fn missing_of_debian() -> Vec<&'static str> {
+/// The packages of Debian's compiler that aren't installed.
+pub(crate) fn missing_of_debian() -> Vec<&'static str> {
     DEBIAN.iter().filter(|(file, _)| !Path::new(file).exists()).map(|(_, package)| *package).collect()
 }
 

@@ -60,6 +60,8 @@ enum Task {
         #[arg(short, long)]
         output: Option<std::path::PathBuf>,
     },
+    /// Build the microcontroller images and run them under QEMU, with their logs decoded
+    Firmware(job::firmware::Options),
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
     /// Run the benchmarks of the core
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         Task::Install { prefix, destdir } => report.run("install", || job::install::run(&destdir, &prefix)),
         Task::Test { parts } => job::test::run(&parts, &mut report),
         Task::Module { output } => report.run("module", || job::module::run(output.as_deref()).map(|_| ())),
+        Task::Firmware(options) => job::firmware::run(&options, &mut report),
         Task::Lint => job::lint::run(&mut report),
         Task::Bench { arguments } => report.run("bench", || job::bench::run(&arguments)),
     }

@@ -1,8 +1,8 @@
 //! Calls every public operation of the core with arguments that nobody can know, over full-size tables.
 //!
 //! Its panic handler calls a function that doesn't exist, so the image links only if the optimiser has proved
-//! that no panic can be reached. `cargo xtask test panic` links it for x86_64 and thumbv7em at opt-level 3 and
-//! s, checks the symbols, and shows that a planted index breaks the link.
+//! that no panic can be reached. `cargo xtask test panic` links it for x86_64, thumbv7em (both float ABIs) and
+//! riscv32imac at opt-level 3 and s, checks the symbols, and shows that a planted index breaks the link.
 #![no_std]
 #![no_main]
 

@@ -209,7 +209,8 @@ impl<const N: usize> Ascii<N> {
     }
 
     /// The text, padded with spaces to `N` bytes.
-    pub(super) const fn padded(&self) -> [u8; N] {
+    #[must_use]
+    pub const fn padded(&self) -> [u8; N] {
         self.bytes
     }
 

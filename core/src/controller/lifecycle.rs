@@ -19,6 +19,7 @@ use crate::sync::Ordering;
 
 /// What resets the controller other than CC.EN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum ResetKind {
     /// PCI Express Function Level Reset (and a reset of the whole machine).
     Flr,

@@ -95,6 +95,7 @@ pub struct Controller<
 
 /// What the host is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum HostRequest {
     /// A shutdown: make every completed write durable. No command is in flight any more.
     FlushAll {
@@ -105,6 +106,7 @@ pub enum HostRequest {
 
 /// The answer to a [`HostRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum HostReply {
     /// To [`HostRequest::FlushAll`]. An error goes to the Error Information log; the shutdown completes.
     FlushAll(Result<(), Status>),

@@ -14,6 +14,7 @@ use crate::spec::status::Status;
 
 /// What the host says of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct NamespaceConfig {
     /// Size in logical blocks, at least 1.
     pub size_blocks: u64,
@@ -40,6 +41,7 @@ impl NamespaceConfig {
 
 /// Why a namespace was not added, resized or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum NamespaceError {
     /// The identifier is 0 or above the controller's `NAMESPACES`.
     InvalidNsid,
@@ -78,6 +80,7 @@ impl core::error::Error for NamespaceError {}
 
 /// What [`Controller::poll_namespace_change`] reports: the change has reached every group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum NamespaceChange {
     /// Commands for the namespace may come.
     Added {

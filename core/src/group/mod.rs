@@ -51,6 +51,7 @@ const EVENTS: usize = 8;
 
 /// What a group is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct GroupConfig {
     /// Maximum Data Transfer Size, in bytes.
     pub mdts_bytes: u32,
@@ -73,6 +74,7 @@ impl Default for GroupConfig {
 /// What became of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Completed {
     /// The driver's completion queue has it.
     Posted,
@@ -85,6 +87,7 @@ pub enum Completed {
 /// What [`QueueGroup::arm`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
+#[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub enum Armed {
     /// A doorbell register will be written at the driver's next move: the owner may sleep.
     Sleep,

@@ -25,6 +25,14 @@ macro_rules! statuses {
     };
 }
 
+#[cfg(feature = "defmt")]
+impl defmt::Format for Status {
+    fn format(&self, f: defmt::Formatter<'_>) {
+        let dnr = if self.is_dnr() { " DNR" } else { "" };
+        defmt::write!(f, "{=u8}/{=u8:#04x}{=str}", self.code_type(), self.code(), dnr);
+    }
+}
+
 statuses! {
     // Generic Command Status.
     /// Successful Completion.

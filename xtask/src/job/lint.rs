@@ -5,7 +5,15 @@ use crate::report::Report;
 
 /// Runs the three checks as jobs of their own.
 pub(crate) fn run(report: &mut Report) {
-    report.run("fmt", || command::run(&mut command::cargo(["fmt", "--all", "--check"])));
+    report.run("fmt", || {
+        command::run(&mut command::cargo(["fmt", "--all", "--check"]))?;
+        // Packages with a workspace of their own.
+        for folder in ["core/panic-proof", "host-mcu/image"] {
+            let manifest = format!("{folder}/Cargo.toml");
+            command::run(&mut command::cargo(["fmt", "--check", "--manifest-path", &manifest]))?;
+        }
+        Ok(())
+    });
     report.run("clippy", || {
         let clippy = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
         command::run(&mut command::cargo(clippy))

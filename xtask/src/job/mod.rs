@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 pub(crate) mod concurrency;
 pub(crate) mod demo;
+pub(crate) mod firmware;
+pub(crate) mod foreign;
 pub(crate) mod install;
 pub(crate) mod lint;
 pub(crate) mod module;

