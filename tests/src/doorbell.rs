@@ -3,6 +3,7 @@
 //! The program is built by cargo on first use, with debug assertions, so that a test never runs a stale
 //! one. `DOORBELL_BIN` names another, for instance a release build.
 
+use std::ffi::OsString;
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -38,6 +39,7 @@ impl Server {
         let socket = folder.path().join("nvme.sock");
         let mut command = Command::new(program()?);
         command.arg("serve").arg("--socket").arg(&socket).args(arguments.split_whitespace());
+        command.args(engine());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mut process = Process::start("doorbell serve", &mut command)?;
         wait_for("the server opens its socket", LIMIT, || {
@@ -112,6 +114,16 @@ pub fn total(value: &Value, key: &str) -> u64 {
     }
 }
 
+/// The sandbox module that servers are to run their controllers in: what `DOORBELL_TEST_ENGINE` names.
+fn module() -> Option<OsString> {
+    std::env::var_os("DOORBELL_TEST_ENGINE")
+}
+
+/// The arguments that choose the engine under test.
+pub(crate) fn engine() -> Vec<OsString> {
+    module().map_or_else(Vec::new, |module| vec!["--sandbox".into(), module])
+}
+
 /// The program under test.
 pub fn program() -> Result<PathBuf> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
@@ -128,6 +140,7 @@ fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["build", "--package", "doorbell-vhost", "--bin", "doorbell", "--message-format=json"])
+        .args(module().map(|_| "--features=sandbox"))
         .current_dir(layout::workspace())
         .stdin(Stdio::null())
         .output()

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::doorbell::program;
+use crate::doorbell::{engine, program};
 use crate::process::{Process, wait_for};
 use crate::qemu::{Device, blank_image};
 
@@ -76,7 +76,7 @@ impl VirtioServer {
 
 fn serve(socket: &Path, disk: &str) -> Result<Process> {
     let mut command = Command::new(program()?);
-    command.arg("serve").arg("--vhost-user").arg(socket).arg("--namespace").arg(disk);
+    command.arg("serve").arg("--vhost-user").arg(socket).arg("--namespace").arg(disk).args(engine());
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut process = Process::start("doorbell serve", &mut command)?;
     wait_for("the server opens its socket", LIMIT, || {

@@ -12,6 +12,7 @@ use doorbell_vhost::client::queue::{DataPointer, DriverCommand, QueuePair};
 use doorbell_vhost::ctl::client::ask;
 use doorbell_vhost::ctl::protocol::{Answer, Command, Statistics};
 use doorbell_vhost::device::{DeviceConfig, DoorbellMode, Opened, Server};
+use doorbell_vhost::engine::Hosting;
 use doorbell_vhost::storage::fault::{FaultControl, FaultStorage};
 use doorbell_vhost::storage::{RamStorage, Storage};
 use tempfile::TempDir;
@@ -97,8 +98,16 @@ pub fn config(folder: &Path, namespaces: &[&str], change: impl FnOnce(&mut Devic
     let place = folder.display().to_string();
     let spec = |text: &&str| text.replace("FOLDER", &place).parse().unwrap();
     let mut config = DeviceConfig::new(folder.join("s"), namespaces.iter().map(spec).collect());
+    config.hosting = hosting();
     change(&mut config);
     config
+}
+
+/// Where the controllers under test run: in the sandbox module that `DOORBELL_TEST_ENGINE` names, or natively.
+fn hosting() -> Hosting {
+    std::env::var_os("DOORBELL_TEST_ENGINE").map_or(Hosting::Native, |module| {
+        Hosting::sandbox(module.into()).expect("built with --features sandbox")
+    })
 }
 
 pub fn driver(socket: &Path) -> Nvme {

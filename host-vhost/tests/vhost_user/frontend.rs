@@ -64,10 +64,10 @@ pub const HEADERS: u64 = 0x10_0000;
 /// Where data is, 64 KiB a head.
 pub const DATA: u64 = 0x20_0000;
 
-/// The data path that the tests are about: `DOORBELL_TEST_DATA_PATH`, `direct` where it isn't set,
+/// The data path that the tests are about: `DOORBELL_TEST_ENGINE`, `direct` where it isn't set,
 /// `queue-group`, or the file of a module that a sandbox runs.
 fn data_path() -> DataPath {
-    match std::env::var("DOORBELL_TEST_DATA_PATH").as_deref() {
+    match std::env::var("DOORBELL_TEST_ENGINE").as_deref() {
         Err(_) | Ok("direct") => DataPath::Direct,
         Ok("queue-group") => DataPath::QueueGroup(Hosting::Native),
         Ok(module) => DataPath::QueueGroup(Hosting::sandbox(module.into()).expect("--features sandbox")),

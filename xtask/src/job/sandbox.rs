@@ -3,14 +3,35 @@
 use anyhow::Result;
 
 use crate::command;
-use crate::job::module;
+use crate::job::{module, system};
 
 /// The variable that tells the tests where the module is.
 pub(crate) const MODULE: &str = "DOORBELL_MODULE";
 
-/// Builds the module and runs the tests of the sandbox with it.
+/// The variable that makes the tests of the hosts run their controllers in the module that it names.
+const ENGINE: &str = "DOORBELL_TEST_ENGINE";
+
+/// Builds the module, runs the tests of the sandbox with it, and then the native host's own on sandboxed engines.
 pub(crate) fn run() -> Result<()> {
     let module = module::run(None)?;
     let packages = ["test", "--package", "doorbell-abi", "--package", "doorbell-wasm"];
-    command::run(command::cargo(packages).env(MODULE, module))
+    command::run(command::cargo(packages).env(MODULE, &module))?;
+    let host = ["test", "--package", "doorbell-vhost", "--features", "sandbox"];
+    command::run(
+        command::cargo(host).args(["--test", "device", "--test", "vhost_user"]).env(ENGINE, &module),
+    )?;
+    // The way of a virtio request through a queue group, without the sandbox.
+    command::run(command::cargo(host).args(["--test", "vhost_user"]).env(ENGINE, "queue-group"))
+}
+
+/// Runs what needs QEMU on sandboxed engines: all of qtest, and one guest.
+pub(crate) fn system() -> Result<()> {
+    let module = module::run(None)?;
+    system::run_with(&["qtest"], 2, None, &[(ENGINE, module.as_os_str())])?;
+    system::run_with(
+        &["guest"],
+        1,
+        Some("driver_probes_verifies_and_recovers"),
+        &[(ENGINE, module.as_os_str())],
+    )
 }

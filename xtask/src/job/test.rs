@@ -19,6 +19,8 @@ pub(crate) enum Part {
     Panic,
     /// The WASM sandbox: its module built and checked, its host library with good and bad modules
     Sandbox,
+    /// QEMU and a Linux guest on sandboxed controllers
+    SandboxSystem,
     /// The core's unit tests on a big-endian and on a 32-bit machine
     Portability,
     /// The microcontroller images: run under QEMU, weighed, instructions counted
@@ -39,7 +41,7 @@ type Job = fn() -> anyhow::Result<()>;
 pub(crate) fn run(parts: &[Part], report: &mut Report) {
     let all = parts.is_empty() || parts.contains(&Part::All);
     let wants = |part| all || parts.contains(&part);
-    if [Part::Qtest, Part::Firmware, Part::Guest].into_iter().any(wants) {
+    if [Part::Qtest, Part::Firmware, Part::Guest, Part::SandboxSystem].into_iter().any(wants) {
         report.run("setup", || setup::run(false));
     } else if [Part::Unit, Part::Protocol, Part::Panic, Part::Sandbox, Part::Portability, Part::Mcu]
         .into_iter()
@@ -51,7 +53,7 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
         lint::run(report);
     }
     // One line a part. The order is from quick to slow.
-    let jobs: [(Part, &str, Job); 10] = [
+    let jobs: [(Part, &str, Job); 11] = [
         (Part::Unit, "unit", unit::run),
         (Part::Protocol, "protocol", protocol::run),
         (Part::Loom, "loom", concurrency::run),
@@ -62,6 +64,7 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
         (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),
+        (Part::SandboxSystem, "sandbox-system", sandbox::system),
     ];
     for (part, name, job) in jobs {
         if wants(part) {
