@@ -83,6 +83,20 @@ impl<T> Lazy<T> {
     }
 }
 
+impl<T> Lazy<T> {
+    /// Makes the table anew.
+    ///
+    /// # Safety
+    /// As for [`Lazy::get`].
+    #[inline]
+    unsafe fn set(this: *mut Self, value: T) {
+        // SAFETY: the caller's promise.
+        let this = unsafe { &mut *this };
+        this.value.write(value);
+        this.made = true;
+    }
+}
+
 /// The controller's tables.
 pub(crate) type ModuleController = Controller<GROUPS, QUEUES, NAMESPACES>;
 /// The group's tables.
@@ -114,6 +128,18 @@ pub(crate) fn controller() -> &'static mut ModuleController {
 pub(crate) fn group() -> &'static mut ModuleGroup {
     // SAFETY: as for the controller.
     unsafe { Lazy::get(&raw mut GROUP, default_group) }
+}
+
+/// Makes the controller anew.
+pub(crate) fn set_controller(config: ControllerConfig) {
+    // SAFETY: as for the controller.
+    unsafe { Lazy::set(&raw mut CONTROLLER, Controller::new(config)) }
+}
+
+/// Makes the queue group anew.
+pub(crate) fn set_group(config: GroupConfig) {
+    // SAFETY: as for the controller.
+    unsafe { Lazy::set(&raw mut GROUP, QueueGroup::new(config)) }
 }
 
 #[cold]

@@ -2,5 +2,8 @@
 //!
 //! The module is built before: `cargo xtask test sandbox` does that and names it in `DOORBELL_MODULE`.
 
+mod load;
+mod malice;
 mod rig;
+mod sabotage;
 mod traffic;
