@@ -88,7 +88,7 @@ pub(crate) fn run(machine: &Machine) -> Result<usize> {
     let mut moved = 0;
     for round in 0..100_u32 {
         let page = |buffer: u64, index: u64| buffer + (pages - 1 - index) * 4096;
-        let pattern: Vec<u8> = (0..TRANSFER as u32).map(|at| (at ^ at >> 8 ^ round * 37) as u8).collect();
+        let pattern: Vec<u8> = (0..TRANSFER as u32).map(|at| (at ^ (at >> 8) ^ (round * 37)) as u8).collect();
         for (index, bytes) in (0..).zip(pattern.chunks(4096)) {
             machine.memory.write_slice(bytes, GuestAddress(page(FROM, index)))?;
         }

@@ -1,6 +1,9 @@
 //! A guest under KVM, of a few instructions: brings the controller up, creates a queue pair, switches to shadow
 //! doorbells, and writes a block through a doorbell that KVM turns into an eventfd.
-#![allow(unsafe_code, reason = "a guest's memory is lent to KVM, and its program is read from this one's text")]
+#![allow(
+    unsafe_code,
+    reason = "a guest's memory is lent to KVM, and its program is read from this one's text"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -72,7 +72,11 @@ fn main() -> Result<()> {
 
     let machine = Machine::new(&module)?;
     let moved = driver::run(&machine)?;
-    println!("driver: {} KiB written, read back and compared; {:?}", moved >> 10, machine.sandbox.statistics());
+    println!(
+        "driver: {} KiB written, read back and compared; {:?}",
+        moved >> 10,
+        machine.sandbox.statistics()
+    );
 
     match guest::run(&Machine::new(&module)?) {
         Ok(said) => println!("guest: {said}"),

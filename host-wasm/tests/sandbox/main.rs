@@ -2,6 +2,7 @@
 //!
 //! The module is built before: `cargo xtask test sandbox` does that and names it in `DOORBELL_MODULE`.
 
+mod churn;
 mod load;
 mod malice;
 mod rig;

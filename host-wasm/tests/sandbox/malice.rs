@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use doorbell_abi::Field;
 use doorbell_core::engine::ControllerEngine as _;
+use doorbell_core::spec::admin::AdminOpcode;
+use doorbell_core::spec::queue_entry::SubmissionQueueEntry;
 use doorbell_core::spec::register::CC;
 use doorbell_core::testing::machine::{CFS, RDY};
+use doorbell_core::testing::pair::{RAM_BASE, RAM_BYTES};
 use doorbell_wasm::{Fault, Module, Sandbox};
 use wasm_encoder::{BlockType, Instruction};
 
@@ -18,7 +21,7 @@ const GOOD_POLLS: i32 = 40;
 
 /// A group poll that goes wrong from the call with number `GOOD_POLLS` on.
 fn bad_poll(body: impl FnOnce(Scene) -> Vec<Instruction<'static>>) -> Module {
-    let wasm = sabotage("group_poll", 3, |scene| {
+    let wasm = sabotage("group_poll", |scene| {
         from_call(GOOD_POLLS, BlockType::Empty, body(scene), original(scene, 3))
     });
     Module::new(&ENGINE, &wasm).expect("a module that may run")
@@ -306,7 +309,8 @@ fn a_flood_of_events_stays_bounded() {
 #[test]
 fn a_trap_between_the_data_and_its_completion_posts_nothing() {
     let module = bad_poll(|scene| {
-        let mut body = vec![Instruction::LocalGet(0), Instruction::If(BlockType::Empty), Instruction::Unreachable];
+        let mut body =
+            vec![Instruction::LocalGet(0), Instruction::If(BlockType::Empty), Instruction::Unreachable];
         body.push(Instruction::End);
         body.extend(original(scene, 3));
         body
@@ -336,16 +340,16 @@ fn a_trap_at_the_end_of_a_poll_undoes_what_it_has_staged() {
 
 #[test]
 fn endless_loops_anywhere_in_the_controller_are_stopped() {
-    for (export, parameters, result) in [
-        ("controller_read", 2, BlockType::Empty),
-        ("controller_write", 2, BlockType::Empty),
-        ("controller_poll", 1, BlockType::Result(wasm_encoder::ValType::I32)),
-        ("controller_message", 1, BlockType::Result(wasm_encoder::ValType::I32)),
+    for (export, parameters, calls, result) in [
+        ("controller_read", 2, 60, BlockType::Empty),
+        ("controller_write", 2, 20, BlockType::Empty),
+        ("controller_poll", 1, 60, BlockType::Result(wasm_encoder::ValType::I32)),
+        ("controller_message", 1, 8, BlockType::Result(wasm_encoder::ValType::I32)),
     ] {
-        let wasm = sabotage(export, parameters, |scene| {
+        let wasm = sabotage(export, |scene| {
             let mut then = endless();
             then.push(Instruction::Unreachable);
-            from_call(60, result, then, original(scene, parameters))
+            from_call(calls, result, then, original(scene, parameters))
         });
         let module = Module::new(&ENGINE, &wasm).expect("a module that may run");
         let (sandbox, mut machine) = tenant(&module, 1).expect("a tenant");
@@ -353,7 +357,7 @@ fn endless_loops_anywhere_in_the_controller_are_stopped() {
         let started = Instant::now();
         for round in 0..200 {
             let _ = machine.csts();
-            let _ = machine.admin(doorbell_core::testing::entry::flush(0));
+            let _ = machine.admin(smart_log());
             // What is written is what is there.
             machine.controller.write_register(CC, &0x0046_0001_u32.to_le_bytes());
             if sandbox.is_failed() {
@@ -368,6 +372,17 @@ fn endless_loops_anywhere_in_the_controller_are_stopped() {
         assert!(reset(&mut machine), "{export}");
         assert!(machine.bring_up(1, 16), "{export}");
         assert!(machine.verify(1, 1, 0, 8, 2), "{export}");
+    }
+}
+
+/// Get Log Page, SMART, which asks every group for its statistics.
+fn smart_log() -> SubmissionQueueEntry {
+    SubmissionQueueEntry {
+        opcode: AdminOpcode::GET_LOG_PAGE.0,
+        nsid: u32::MAX.into(),
+        prp1: (RAM_BASE + RAM_BYTES - 4096).into(),
+        cdw10: (2 | 127 << 16).into(),
+        ..SubmissionQueueEntry::default()
     }
 }
 
@@ -389,7 +404,7 @@ fn a_controller_that_floods_or_talks_nonsense_is_stopped() {
         // A namespace that isn't there is gone.
         (vec![(state + 24, 1), (outputs, 68), (outputs + 8, 7)], "isn't there"),
     ] {
-        let wasm = sabotage("controller_poll", 1, |scene| {
+        let wasm = sabotage("controller_poll", |scene| {
             let mut then = original(scene, 1);
             for &(address, value) in &pokes {
                 then.extend(poke(address, value));

@@ -25,7 +25,7 @@ pub(crate) struct Scene {
 }
 
 /// The module's bytes with `export` replaced.
-pub(crate) fn sabotage(export: &str, parameters: u32, body: impl FnOnce(Scene) -> Vec<Instruction<'static>>) -> Vec<u8> {
+pub(crate) fn sabotage(export: &str, body: impl FnOnce(Scene) -> Vec<Instruction<'static>>) -> Vec<u8> {
     let wasm = module_bytes();
     let mut types = Vec::new();
     let mut imports = 0;
@@ -60,7 +60,6 @@ pub(crate) fn sabotage(export: &str, parameters: u32, body: impl FnOnce(Scene) -
         function.instruction(&instruction);
     }
     function.instruction(&Instruction::End);
-    let _ = parameters;
     let mut result = wasm_encoder::Module::new();
     for payload in Parser::new(0).parse_all(&wasm) {
         let payload = payload.expect("a module");
@@ -82,7 +81,7 @@ pub(crate) fn sabotage(export: &str, parameters: u32, body: impl FnOnce(Scene) -
             for found in exports {
                 let found = found.expect("an export");
                 let index = if found.name == export { scene.myself } else { found.index };
-                section.export(found.name, wasm_encoder::ExportKind::try_from(found.kind).expect("a kind"), index);
+                section.export(found.name, wasm_encoder::ExportKind::from(found.kind), index);
             }
             result.section(&section);
             continue;
@@ -138,7 +137,8 @@ pub(crate) fn from_call(
     otherwise: Vec<Instruction<'static>>,
 ) -> Vec<Instruction<'static>> {
     use Instruction::{Else, End, I32Add, I32Const, I32GeS, I32Load, I32Store, If};
-    let mut body = vec![I32Const(0), I32Const(0), I32Load(at(COUNTER)), I32Const(1), I32Add, I32Store(at(COUNTER))];
+    let mut body =
+        vec![I32Const(0), I32Const(0), I32Load(at(COUNTER)), I32Const(1), I32Add, I32Store(at(COUNTER))];
     body.extend([I32Const(0), I32Load(at(COUNTER)), I32Const(number), I32GeS, If(result)]);
     body.extend(then);
     body.push(Else);
