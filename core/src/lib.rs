@@ -57,6 +57,7 @@ pub mod memory;
 pub mod message;
 pub mod namespace;
 pub mod pci;
+mod place;
 mod queue;
 pub mod spec;
 mod support;
