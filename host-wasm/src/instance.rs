@@ -83,6 +83,8 @@ pub(crate) struct Data {
     registers: Area,
     /// Bytes of guest memory that calls have moved.
     dma_bytes: u64,
+    /// A register was found changed, and copied into the module, in the middle of a call.
+    restaged: bool,
 }
 
 impl Borrower for Store<Data> {
@@ -224,6 +226,7 @@ impl Instance {
             mirror: Mirror::default(),
             registers: Area::default(),
             dma_bytes: 0,
+            restaged: false,
         };
         let mut store = Store::new(module.engine().wasmtime(), data);
         store.limiter(|data| &mut data.limits);
@@ -285,6 +288,13 @@ impl Instance {
         data.mirror.stage_shadows(guest, base, self.layout.shadows.of(memory))
     }
 
+    /// After a call with staged shadow doorbells; see [`Mirror::shadows_used`].
+    #[inline]
+    pub(crate) fn shadows_used(&mut self) {
+        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
+        data.mirror.shadows_used(self.layout.shadows.of(memory));
+    }
+
     /// Takes what the module has written to registers back.
     #[inline]
     pub(crate) fn write_back(&mut self, registers: &Registers, how: WriteBack) {
@@ -327,6 +337,13 @@ impl Instance {
     pub(crate) fn scratch_bytes(&mut self, len: usize) -> &[u8] {
         let area = self.layout.scratch;
         area.of(self.memory_mut()).get(..len).unwrap_or_default()
+    }
+
+    /// Whether a register was copied into the module in the middle of a call since this was asked last: the module
+    /// may have looked at it before.
+    #[inline]
+    pub(crate) fn take_restaged(&mut self) -> bool {
+        std::mem::take(&mut self.store.data_mut().restaged)
     }
 
     /// Bytes of guest memory that calls have moved since this was asked last.
@@ -420,13 +437,13 @@ fn dma_read(mut caller: Caller<'_, Data>, address: u64, ptr: u32, len: u32) -> w
         Ok(dword) if address & 3 == 0 => guest.load_u32(address).map(|value| *dword = value.to_le_bytes()),
         _ => guest.read(address, place),
     };
-    let Data { lent, mirror, registers: area, .. } = data;
+    let Data { lent, mirror, registers: area, restaged, .. } = data;
     if len == 4
         && let Some(registers) = lent.registers()
     {
         // It may be a shadow doorbell; registers must not be seen older than it.
         fence(Ordering::SeqCst);
-        mirror.stage_registers(registers, area.of(linear));
+        *restaged |= mirror.stage_registers(registers, area.of(linear));
     }
     Ok(answer(result))
 }

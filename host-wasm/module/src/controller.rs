@@ -14,7 +14,9 @@ use crate::tables::{controller, registers, scratch, scratch_bytes, set_scratch, 
 #[unsafe(no_mangle)]
 pub extern "C" fn controller_init() {
     if let Some(config) = scratch::<ConfigRecord>() {
-        *controller() = Controller::new(config.decode());
+        let controller = controller();
+        *controller = Controller::blank();
+        controller.configure(config.decode());
     }
     leave(0);
 }

@@ -23,7 +23,9 @@ static mut BATCH: u32 = 1;
 /// Makes the group anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn group_init(mdts_bytes: u32, posted_registers: u32) {
-    *group() = QueueGroup::new(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
+    let group = group();
+    *group = QueueGroup::blank();
+    group.configure(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
 }
 
 /// Takes the request in the scratch area. 1: it means nothing.

@@ -7,9 +7,9 @@ use doorbell_abi::{
     ABI_VERSION, CommandRecord, CompletionRecord, Field, LAYOUT_WORDS, MAGIC, MessageRecord, SCRATCH_BYTES,
     StateRecord, TurnInput, TurnRecord, WriteRecord,
 };
-use doorbell_core::controller::{Controller, ControllerConfig};
+use doorbell_core::controller::Controller;
 use doorbell_core::doorbell::Registers;
-use doorbell_core::group::{GroupConfig, QueueGroup};
+use doorbell_core::group::QueueGroup;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Queue groups of a controller.
@@ -55,41 +55,13 @@ pub(crate) struct Scratch(pub(crate) [u8; SCRATCH_BYTES]);
 static mut SHARED: MaybeUninit<Shared> = MaybeUninit::zeroed();
 static mut LAYOUT: [u32; LAYOUT_WORDS] = [0; LAYOUT_WORDS];
 
-/// A table of the core, made when it is first used: its contents would otherwise be most of the module's file.
-struct Lazy<T> {
-    made: bool,
-    value: MaybeUninit<T>,
-}
-
-impl<T> Lazy<T> {
-    const fn new() -> Self {
-        Self { made: false, value: MaybeUninit::zeroed() }
-    }
-
-    /// The table; `make` makes it where there is none.
-    ///
-    /// # Safety
-    /// `this` is a static, and no other borrow of it is alive.
-    #[inline]
-    unsafe fn get(this: *mut Self, make: fn() -> T) -> &'static mut T {
-        // SAFETY: the caller's promise.
-        let this = unsafe { &mut *this };
-        if !this.made {
-            this.value.write(make());
-            this.made = true;
-        }
-        // SAFETY: it has been written just now or before.
-        unsafe { this.value.assume_init_mut() }
-    }
-}
-
 /// The controller's tables.
 pub(crate) type ModuleController = Controller<GROUPS, QUEUES, NAMESPACES>;
 /// The group's tables.
 pub(crate) type ModuleGroup = QueueGroup<QUEUES, COMMANDS, NAMESPACES>;
 
-static mut CONTROLLER: Lazy<ModuleController> = Lazy::new();
-static mut GROUP: Lazy<ModuleGroup> = Lazy::new();
+static mut CONTROLLER: ModuleController = Controller::blank();
+static mut GROUP: ModuleGroup = QueueGroup::blank();
 
 /// What is shared.
 ///
@@ -107,25 +79,13 @@ pub(crate) fn registers() -> &'static Registers {
 /// The controller of this instance.
 pub(crate) fn controller() -> &'static mut ModuleController {
     // SAFETY: an instance has one thread, an export borrows this once, and no import calls an export.
-    unsafe { Lazy::get(&raw mut CONTROLLER, default_controller) }
+    unsafe { &mut *(&raw mut CONTROLLER) }
 }
 
 /// The queue group of this instance.
 pub(crate) fn group() -> &'static mut ModuleGroup {
     // SAFETY: as for the controller.
-    unsafe { Lazy::get(&raw mut GROUP, default_group) }
-}
-
-#[cold]
-#[inline(never)]
-fn default_controller() -> ModuleController {
-    Controller::new(ControllerConfig::DEFAULT)
-}
-
-#[cold]
-#[inline(never)]
-fn default_group() -> ModuleGroup {
-    QueueGroup::new(GroupConfig::DEFAULT)
+    unsafe { &mut *(&raw mut GROUP) }
 }
 
 /// The record at the start of the scratch area.

@@ -2,5 +2,9 @@
 //!
 //! The module is built before: `cargo xtask test sandbox` does that and names it in `DOORBELL_MODULE`.
 
+mod churn;
+mod load;
+mod malice;
 mod rig;
+mod sabotage;
 mod traffic;

@@ -51,3 +51,25 @@ pub(crate) fn tenant(module: &Module, groups: u16) -> Result<(Sandbox, Sandboxed
     machine.add_namespace(2048);
     Ok((sandbox, machine))
 }
+
+/// The layout table of the project's own module.
+pub(crate) fn layout() -> [u32; doorbell_abi::LAYOUT_WORDS] {
+    static LAYOUT: LazyLock<[u32; doorbell_abi::LAYOUT_WORDS]> = LazyLock::new(|| {
+        let engine = wasmtime::Engine::default();
+        let module = wasmtime::Module::from_binary(&engine, &module_bytes()).expect("a module");
+        let mut linker = wasmtime::Linker::new(&engine);
+        for import in ["dma_read", "dma_write"] {
+            linker.func_wrap("doorbell", import, |_: u64, _: u32, _: u32| 1_u32).expect("an import");
+        }
+        let mut store = wasmtime::Store::new(&engine, ());
+        let instance = linker.instantiate(&mut store, &module).expect("an instance");
+        let layout = instance.get_typed_func::<(), u32>(&mut store, "layout").expect("an export");
+        let at = layout.call(&mut store, ()).expect("an address") as usize;
+        let memory = instance.get_memory(&mut store, "memory").expect("a memory");
+        let bytes = &memory.data(&store)[at..];
+        std::array::from_fn(|word| {
+            u32::from_le_bytes(bytes[word * 4..word * 4 + 4].try_into().expect("four bytes"))
+        })
+    });
+    *LAYOUT
+}

@@ -16,6 +16,8 @@ pub(crate) fn run() -> Result<()> {
     let module = module::run(None)?;
     let packages = ["test", "--package", "doorbell-abi", "--package", "doorbell-wasm"];
     command::run(command::cargo(packages).env(MODULE, &module))?;
+    let example = ["run", "--package", "doorbell-wasm", "--example", "vmm", "--"];
+    command::run(command::cargo(example).arg(&module))?;
     let host = ["test", "--package", "doorbell-vhost", "--features", "sandbox"];
     command::run(
         command::cargo(host).args(["--test", "device", "--test", "vhost_user"]).env(ENGINE, &module),
