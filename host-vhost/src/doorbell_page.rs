@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use doorbell_core::doorbell::Registers;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -68,44 +68,6 @@ impl DoorbellPage {
     pub fn areas(&self) -> &[SparseArea] {
         &self.areas
     }
-
-    /// Zeroes every register, as enabling and resetting a controller does: a stale tail would look like new
-    /// commands.
-    pub fn clear(&self) {
-        for register in self.registers() {
-            register.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Stores a write of any width at `offset` from [`DOORBELL_OFFSET`]; what lies outside is dropped. An
-    /// aligned dword is one store.
-    pub fn write(&self, offset: u64, bytes: &[u8]) {
-        for_each_dword(offset, bytes.len(), |index, lane, range| {
-            let Some(register) = self.registers().get(index) else { return };
-            let bytes = &bytes[range];
-            if let Ok(whole) = <[u8; 4]>::try_from(bytes) {
-                register.store(u32::from_le_bytes(whole), Ordering::Release);
-                return;
-            }
-            let _ = register.fetch_update(Ordering::Release, Ordering::Relaxed, |old| {
-                let mut dword = old.to_le_bytes();
-                dword[lane..lane + bytes.len()].copy_from_slice(bytes);
-                Some(u32::from_le_bytes(dword))
-            });
-        });
-    }
-
-    /// Reads any width at `offset` from [`DOORBELL_OFFSET`]; what lies outside reads as ones.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
-        bytes.fill(0xff);
-        for_each_dword(offset, bytes.len(), |index, lane, range| {
-            if let Some(register) = self.registers().get(index) {
-                let dword = register.load(Ordering::Relaxed).to_le_bytes();
-                let len = range.len();
-                bytes[range].copy_from_slice(&dword[lane..lane + len]);
-            }
-        });
-    }
 }
 
 impl AsFd for DoorbellPage {
@@ -122,45 +84,11 @@ impl Drop for DoorbellPage {
     }
 }
 
-/// Splits `len` bytes at `offset` at dword borders: the dword, the first byte in it, the bytes of the buffer.
-fn for_each_dword(offset: u64, len: usize, mut each: impl FnMut(usize, usize, std::ops::Range<usize>)) {
-    let mut done = 0;
-    while done < len {
-        let Some(place) = offset.checked_add(done as u64).and_then(|place| usize::try_from(place).ok())
-        else {
-            return;
-        };
-        let lane = place % 4;
-        let count = (4 - lane).min(len - done);
-        each(place / 4, lane, done..done + count);
-        done += count;
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::Ordering;
 
-    #[test]
-    fn every_width_reads_back_and_outside_is_dropped() {
-        let page = DoorbellPage::new().unwrap();
-        page.write(8, &[1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(page.registers()[2].load(Ordering::Relaxed), 0x0403_0201);
-        page.write(10, &[0xaa]);
-        page.write(11, &[0xbb, 0xcc]);
-        let mut bytes = [0; 8];
-        page.read(8, &mut bytes);
-        assert_eq!(bytes, [1, 2, 0xaa, 0xbb, 0xcc, 6, 7, 8]);
-        page.write(DOORBELL_BYTES - 2, &[1, 2, 3, 4]);
-        let mut bytes = [0; 4];
-        page.read(DOORBELL_BYTES - 2, &mut bytes);
-        assert_eq!(bytes, [1, 2, 0xff, 0xff]);
-        page.write(u64::MAX - 1, &[1, 2, 3, 4]);
-        page.read(u64::MAX - 1, &mut bytes);
-        assert_eq!(bytes, [0xff; 4]);
-        page.clear();
-        assert!(page.registers().iter().all(|register| register.load(Ordering::Relaxed) == 0));
-    }
+    use super::*;
 
     #[test]
     fn the_file_is_the_bar_and_cannot_shrink() {

@@ -25,7 +25,8 @@ use crate::vfio_user::request::{IrqAction, IrqData, SetIrqs};
 pub const INTX: u32 = 0;
 /// Interrupt type MSI-X.
 pub const MSIX: u32 = 2;
-/// Interrupt type "error": the device is beyond repair.
+/// Interrupt type "error": the device is beyond repair. Clients may connect it, but nothing here raises it: QEMU
+/// stops the virtual machine at it, and what a guest can do to its device ends with CSTS.CFS and a reset.
 pub const ERROR: u32 = 3;
 /// Interrupt type "request": the device would like to be given back.
 pub const REQUEST: u32 = 4;
@@ -176,11 +177,6 @@ impl Interrupts {
     /// Unmasks INTx, and raises it again if its level is still up; so the level is to be up to date.
     pub fn unmask_intx(&self) {
         self.unmask(INTX, 0);
-    }
-
-    /// Tells the client that the device is beyond repair.
-    pub fn raise_error(&self) {
-        signal(self.eventfds().error.as_ref());
     }
 
     /// How often a vector was raised.

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::storage::{Direct, StorageConfig, parse_size};
+use crate::storage::{Direct, OpenError, Storage, StorageConfig, parse_size};
 
 /// A namespace to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,13 +16,15 @@ pub struct NamespaceSpec {
     pub storage: StorageConfig,
     /// Logical block size in bytes: 512 or 4096.
     pub block_bytes: u32,
+    /// Another process still writes it and hands it over during a live migration.
+    pub incoming: bool,
 }
 
 /// Why a text isn't a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "namespace `{text}`: {what}; write for example ram=1G, null=1T, file=disk.img or qcow2=disk.qcow2, \
-         followed by any of ,block=4096 ,read-only ,direct=on|off"
+         followed by any of ,block=4096 ,read-only ,direct=on|off ,incoming"
 )]
 pub struct ParseNamespaceError {
     text: String,
@@ -32,7 +35,15 @@ impl NamespaceSpec {
     /// A namespace with the default block size of 512 bytes.
     #[must_use]
     pub const fn new(storage: StorageConfig) -> Self {
-        Self { storage, block_bytes: 512 }
+        Self { storage, block_bytes: 512, incoming: false }
+    }
+
+    /// Opens the medium.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; each says what to do.
+    pub fn open(&self) -> Result<Arc<dyn Storage>, OpenError> {
+        if self.incoming { self.storage.open_incoming() } else { self.storage.open() }
     }
 
     /// The same for a process with another working directory.
@@ -59,6 +70,7 @@ impl FromStr for NamespaceSpec {
             .ok_or_else(|| error("it doesn't start with kind=size or kind=path".into()))?;
         let mut block_bytes = 512;
         let mut read_only = false;
+        let mut incoming = false;
         let mut direct = Direct::Auto;
         for part in parts {
             match part.split_once('=').unwrap_or((part, "")) {
@@ -68,6 +80,7 @@ impl FromStr for NamespaceSpec {
                     return Err(error(format!("block size `{other}` is neither 512 nor 4096")));
                 }
                 ("read-only" | "readonly", "" | "on") => read_only = true,
+                ("incoming", "" | "on") => incoming = true,
                 ("direct", "on") => direct = Direct::On,
                 ("direct", "off") => direct = Direct::Off,
                 ("direct", "auto") => direct = Direct::Auto,
@@ -89,7 +102,7 @@ impl FromStr for NamespaceSpec {
         if read_only && matches!(kind, "null" | "ram") {
             return Err(error(format!("a {kind} namespace can't be read-only: it would be empty for ever")));
         }
-        Ok(Self { storage, block_bytes })
+        Ok(Self { storage, block_bytes, incoming })
     }
 }
 
@@ -113,7 +126,7 @@ impl std::fmt::Display for NamespaceSpec {
                 write!(text, "qcow2={}{}", path.display(), if *read_only { ",read-only" } else { "" })?;
             }
         }
-        write!(f, "{text},block={}", self.block_bytes)
+        write!(f, "{text},block={}{}", self.block_bytes, if self.incoming { ",incoming" } else { "" })
     }
 }
 
@@ -126,7 +139,7 @@ mod tests {
         let spec: NamespaceSpec = "file=/tmp/a.img,block=4096,read-only".parse().unwrap();
         let storage =
             StorageConfig::File { path: "/tmp/a.img".into(), read_only: true, direct: Direct::Auto };
-        assert_eq!(spec, NamespaceSpec { storage, block_bytes: 4096 });
+        assert_eq!(spec, NamespaceSpec { block_bytes: 4096, ..NamespaceSpec::new(storage) });
         let spec: NamespaceSpec = "ram=64M".parse().unwrap();
         assert_eq!(spec, NamespaceSpec::new(StorageConfig::Ram { size_bytes: 64 << 20 }));
     }

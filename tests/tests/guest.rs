@@ -6,10 +6,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use doorbell_tests::doorbell::total;
+use doorbell_tests::doorbell::{operate, total};
 use doorbell_tests::guest::Guest;
+use doorbell_tests::qemu::Device;
 use doorbell_tests::subject::Subject;
 use doorbell_tests::virtio::VirtioServer;
+use serde_json::Value;
 
 /// The long boot: probe, verified I/O, administration, resets of every kind.
 #[test]
@@ -149,4 +151,45 @@ fn a_virtio_disk_survives_twenty_kills_of_its_server() -> Result<()> {
     ensure!(kills == 20, "the server was killed {kills} times");
     let server = Arc::into_inner(server).context("nobody else has the server")?;
     server.into_inner().unwrap_or_else(PoisonError::into_inner).stop()
+}
+
+/// A running guest moves to another QEMU and back, twice, while fio verifies. Each QEMU has a server of its own, and
+/// both servers have the same image.
+#[test]
+fn a_virtio_disk_follows_a_live_migration() -> Result<()> {
+    let first = VirtioServer::start(64 << 20)?;
+    let second = first.start_incoming()?;
+    // Pages that the kernel clears before the device fills them would be seen to change in any case.
+    let guest = Guest::new(first.device(), &["migrate"]).kernel("init_on_alloc=0");
+    let mut migrations = Vec::new();
+    guest.run_in(|question, machine| {
+        ensure!(question == "migrate", "an unknown question: {question}");
+        let there = if migrations.len() % 2 == 0 { &second } else { &first };
+        let migration = guest.migrate(machine, there.device())?;
+        println!("{migration:?}");
+        migrations.push(migration);
+        Ok("ok".to_owned())
+    })?;
+    ensure!(migrations.len() == 4, "{} migrations", migrations.len());
+    first.stop()?;
+    second.stop()
+}
+
+/// A virtio disk grows under its guest, which sees it without a reboot.
+#[test]
+fn a_virtio_disk_grows_under_the_guest() -> Result<()> {
+    let server = VirtioServer::start(64 << 20)?;
+    let device = server.device();
+    let Device::VhostUser(socket) = &device else { bail!("{device:?} is no virtio disk") };
+    Guest::new(device.clone(), &["resize"]).run_with(|question| match question {
+        "resize" => operate(socket, &["namespace", "resize"], &["1", "96M"]).map(|_| "ok".to_owned()),
+        other => bail!("an unknown question: {other}"),
+    })?;
+    let stat: Value = serde_json::from_str(&operate(socket, &["stat", "--json"], &[])?)?;
+    println!("{stat}");
+    ensure!(stat["disk"]["size_bytes"] == 96 << 20, "the server says {}", stat["disk"]["size_bytes"]);
+    // The guest wrote 2 MiB and read more than that.
+    ensure!(total(&stat, "bytes_written") >= 2 << 20 && total(&stat, "bytes_read") > 2 << 20);
+    ensure!(total(&stat, "errors") == 0 && total(&stat, "kicks") > 0 && total(&stat, "notifications") > 0);
+    server.stop()
 }

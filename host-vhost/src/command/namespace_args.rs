@@ -64,8 +64,9 @@ impl NamespaceArgs {
         let file = |path: &PathBuf| StorageConfig::File { path: path.clone(), read_only, direct };
         storages.extend(self.file.iter().map(file));
         storages.extend(self.qcow2.iter().map(|path| StorageConfig::Qcow2 { path: path.clone(), read_only }));
-        let plain =
-            storages.into_iter().map(|storage| NamespaceSpec { storage, block_bytes: self.block_size });
+        let plain = storages
+            .into_iter()
+            .map(|storage| NamespaceSpec { block_bytes: self.block_size, ..NamespaceSpec::new(storage) });
         let specs: Vec<_> = plain.chain(self.namespace.iter().cloned()).collect();
         if specs.is_empty() {
             bail!(

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use doorbell_core::controller::{NamespaceConfig, NamespaceError};
+use doorbell_core::engine::ControllerEngine;
 use uuid::Uuid;
 
-use super::model::HostController;
 use super::{DeviceShared, MAX_NAMESPACES};
 use crate::ctl::protocol::NamespaceStatistics;
+use crate::engine::HostedController;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{OpenError, Storage, StorageConfig};
 
@@ -28,6 +29,9 @@ impl Opened {
     /// # Errors
     /// What the storage says.
     pub fn open(spec: &NamespaceSpec, serial: &str, ordinal: u64) -> Result<Self, OpenError> {
+        if spec.incoming {
+            return Err(OpenError::NoHandover);
+        }
         let storage = spec.storage.open()?;
         let unique = match &spec.storage {
             StorageConfig::File { path, .. } | StorageConfig::Qcow2 { path, .. } => {
@@ -75,7 +79,7 @@ impl NamespaceTable {
     /// Adds a namespace under the lowest free identifier, which it returns.
     pub(super) fn add(
         &mut self,
-        controller: &mut HostController,
+        controller: &mut HostedController,
         shared: &DeviceShared,
         opened: Opened,
     ) -> Result<u32, String> {
@@ -120,7 +124,7 @@ impl NamespaceTable {
     /// Resizes the storage and the namespace. No command is in flight.
     pub(super) fn resize(
         &mut self,
-        controller: &mut HostController,
+        controller: &mut HostedController,
         nsid: u32,
         size_bytes: u64,
     ) -> Result<(), String> {

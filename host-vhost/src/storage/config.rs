@@ -61,6 +61,21 @@ pub enum FileEngine {
 }
 
 impl StorageConfig {
+    /// Opens what another process still writes and will hand over: its lock is taken by [`Storage::claim`].
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]; [`OpenError::NoHandover`] for what lives in one process.
+    pub fn open_incoming(&self) -> Result<Arc<dyn Storage>, OpenError> {
+        match self {
+            Self::Null { .. } => self.open(),
+            Self::File { path, read_only, direct } => {
+                Ok(Arc::new(FileStorage::open_incoming(path, *read_only, *direct, FileEngine::Auto)?))
+            }
+            Self::Ram { .. } | Self::Qcow2 { .. } => Err(OpenError::NoHandover),
+        }
+    }
+
     /// Opens it.
     ///
     /// # Errors

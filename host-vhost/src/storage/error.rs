@@ -120,6 +120,12 @@ pub enum OpenError {
         /// Who, as far as the kernel says.
         holder: String,
     },
+    /// A medium that can't change hands while it is in use.
+    #[error(
+        "`incoming` is for raw images and block devices that a virtio disk is served from (--vhost-user): \
+         their owner can change during a live migration"
+    )]
+    NoHandover,
     /// A size that no storage can have.
     #[error("size {size_bytes} bytes: {what}")]
     Size {

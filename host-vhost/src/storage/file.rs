@@ -18,7 +18,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FallocateFlags, OFlags};
 
@@ -26,7 +26,7 @@ use super::config::{Direct, FileEngine};
 use super::file_queue::FileQueue;
 use super::file_worker::FileWorker;
 use super::gate::Gate;
-use super::image::{Alignment, Image};
+use super::image::{self, Alignment, Image};
 use super::limits::Limits;
 use super::lost_flush::LostFlush;
 use super::worker::{WorkerPool, WorkerQueue};
@@ -37,6 +37,8 @@ use super::{IoContext, OpenError, ResizeError, Storage, StorageError, StorageQue
 pub struct FileStorage {
     shared: Arc<FileShared>,
     engine: FileEngine,
+    /// Whether this process owns the file.
+    locked: Mutex<bool>,
     /// Started with the first queue.
     pool: Mutex<Option<Arc<WorkerPool>>>,
 }
@@ -79,6 +81,25 @@ impl FileStorage {
         Ok(Self::with_alignment(image, path, read_only, alignment, engine))
     }
 
+    /// Opens a file that another process serves until it hands it over: nothing may be written before
+    /// [`Storage::claim`].
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`].
+    pub fn open_incoming(
+        path: &Path,
+        read_only: bool,
+        direct: Direct,
+        engine: FileEngine,
+    ) -> Result<Self, OpenError> {
+        let image = Image::open_unlocked(path, read_only, "truncate -s 1G")?;
+        let alignment = choose_alignment(&image.file, path, image.len_bytes, direct)?;
+        let storage = Self::with_alignment(image, path, read_only, alignment, engine);
+        *storage.locked.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        Ok(storage)
+    }
+
     /// `alignment` is that of direct I/O, or `None` for the page cache.
     fn with_alignment(
         image: Image,
@@ -104,6 +125,7 @@ impl FileStorage {
                 lost_flush: LostFlush::default(),
             }),
             engine,
+            locked: Mutex::new(true),
             pool: Mutex::new(None),
         }
     }
@@ -162,6 +184,37 @@ impl Storage for FileStorage {
         };
         let pool = self.pool(HELPERS)?;
         Ok(StorageQueue::File(FileQueue::new(Arc::clone(&self.shared), registration, pool)))
+    }
+
+    fn can_be_handed_over(&self) -> bool {
+        true
+    }
+
+    fn release(&self) -> std::io::Result<()> {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*locked {
+            return Ok(());
+        }
+        // The next owner may be another machine, which sees what the file system's server has.
+        if !self.shared.limits.read_only {
+            rustix::fs::fsync(&self.shared.file)?;
+        }
+        image::unlock(&self.shared.file);
+        *locked = false;
+        Ok(())
+    }
+
+    fn claim(&self) -> Result<(), OpenError> {
+        let mut locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if *locked {
+            return Ok(());
+        }
+        let shared = &*self.shared;
+        image::lock(&shared.file, &shared.path, shared.limits.read_only)?;
+        // What the page cache has may be older than what the last owner wrote from another machine.
+        let _ = rustix::fs::fadvise(&shared.file, 0, None, rustix::fs::Advice::DontNeed);
+        *locked = true;
+        Ok(())
     }
 
     fn resize(&self, size_bytes: u64) -> Result<(), ResizeError> {

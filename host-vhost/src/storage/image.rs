@@ -24,6 +24,17 @@ pub(super) struct Image {
 impl Image {
     /// Opens and locks. `hint` is a command that creates such an image.
     pub(super) fn open(path: &Path, read_only: bool, hint: &str) -> Result<Self, OpenError> {
+        let image = Self::open_with(path, read_only, hint, true)?;
+        lock(&image.file, path, read_only)?;
+        Ok(image)
+    }
+
+    /// Opens what somebody else may still write, without a lock: nothing may be written before [`lock`].
+    pub(super) fn open_unlocked(path: &Path, read_only: bool, hint: &str) -> Result<Self, OpenError> {
+        Self::open_with(path, read_only, hint, false)
+    }
+
+    fn open_with(path: &Path, read_only: bool, hint: &str, exclusive: bool) -> Result<Self, OpenError> {
         let failed = |what, source| OpenError::File { path: path.into(), what, source };
         let unusable = |what: &str| OpenError::Unusable { path: path.into(), what: what.into() };
         let metadata = std::fs::metadata(path).map_err(|error| {
@@ -42,7 +53,7 @@ impl Image {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(!read_only);
-        if kind.is_block_device() && !read_only {
+        if kind.is_block_device() && !read_only && exclusive {
             // Without O_CREAT this means: fail if it is mounted or part of something that is.
             options.custom_flags(libc::O_EXCL);
         }
@@ -51,7 +62,6 @@ impl Image {
             _ if read_only => failed("open it for reading", error),
             _ => failed("open it for writing (it can be served read-only)", error),
         })?;
-        lock(&file, path, read_only)?;
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(|error| failed("find its size", error))?;
         Ok(Self { file, len_bytes, block_device: kind.is_block_device() })
     }

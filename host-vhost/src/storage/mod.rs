@@ -92,6 +92,31 @@ pub trait Storage: Send + Sync + Debug {
     ///
     /// See [`ResizeError`]; the size is as before then.
     fn resize(&self, size_bytes: u64) -> Result<(), ResizeError>;
+
+    /// Whether another process, here or on another machine, can go on with the medium where this one stops:
+    /// what live migration needs.
+    fn can_be_handed_over(&self) -> bool {
+        false
+    }
+
+    /// Makes everything durable and lets go of the lock, so that another process may [`claim`](Self::claim) the
+    /// medium. No command may be in flight, nor come before this process has claimed it again.
+    ///
+    /// # Errors
+    ///
+    /// The medium couldn't be made durable; the lock is kept.
+    fn release(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    /// Takes the lock, unless it is held already.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Locked`]: another process holds it.
+    fn claim(&self) -> Result<(), OpenError> {
+        Ok(())
+    }
 }
 
 /// A poller's own way into a [`Storage`]. An enum, so that null and RAM are inlined.

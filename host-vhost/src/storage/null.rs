@@ -53,6 +53,10 @@ impl Storage for NullStorage {
         Ok(StorageQueue::Null(NullQueue { size_bytes: Arc::clone(&self.size_bytes) }))
     }
 
+    fn can_be_handed_over(&self) -> bool {
+        true
+    }
+
     fn resize(&self, size_bytes: u64) -> Result<(), ResizeError> {
         self.size_bytes.store(size_bytes, Ordering::Relaxed);
         Ok(())

@@ -10,17 +10,22 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use super::disk::{Disk, F_PROTOCOL_FEATURES};
+use super::announce::Channel;
+use super::dirty_log::{DirtyLog, LogTarget};
+use super::disk::{Disk, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
 use super::inflight::{self, InflightRegion};
 use super::poller::BlkPoller;
 use super::queue::{QueueConfig, Virtqueue};
+use super::queue_log::QueueLog;
 use super::ring::{MAX_QUEUE_SIZE, RingAddresses, RingError};
 use crate::memory::MAX_REGIONS;
 
 /// What is understood of the protocol. REPLY_ACK comes from the `vhost` crate.
 const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::LOG_SHMFD)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::RESET_DEVICE)
@@ -36,7 +41,9 @@ pub(super) struct Backend {
     disk: Arc<Disk>,
     pollers: Arc<[BlkPoller]>,
     acked_features: u64,
+    acked_protocol_features: u64,
     memory: GuestMemory,
+    log: LogTarget,
     inflight: Option<InflightRegion>,
     vrings: Box<[Vring]>,
 }
@@ -47,6 +54,8 @@ struct Vring {
     size: u32,
     /// Addresses of the frontend's process: descriptor table, available ring, used ring.
     addresses: Option<[u64; 3]>,
+    /// Where writes to the used ring are logged, a guest physical address.
+    log: Option<u64>,
     base: u16,
     /// `Some(None)`: started, and nobody kicks.
     kick: Option<Option<File>>,
@@ -61,7 +70,16 @@ impl Backend {
     pub(super) fn new(disk: Arc<Disk>, pollers: Arc<[BlkPoller]>) -> Self {
         disk.reset();
         let vrings = (0..disk.queues()).map(|_| Vring::default()).collect();
-        Self { disk, pollers, acked_features: 0, memory: GuestMemory::default(), inflight: None, vrings }
+        Self {
+            disk,
+            pollers,
+            acked_features: 0,
+            acked_protocol_features: 0,
+            memory: GuestMemory::default(),
+            log: LogTarget::default(),
+            inflight: None,
+            vrings,
+        }
     }
 
     /// Stops every queue and forgets all. When this returns nothing touches the frontend's memory.
@@ -70,8 +88,11 @@ impl Backend {
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.inflight = None;
         self.memory = GuestMemory::default();
+        self.log = LogTarget::default();
         self.acked_features = 0;
+        self.acked_protocol_features = 0;
         self.disk.reset();
+        self.disk.announcer.set_channel(None);
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring> {
@@ -116,10 +137,39 @@ impl Backend {
         (0..self.vrings.len() as u16).try_for_each(|index| self.start(index))
     }
 
+    fn logs(&self) -> bool {
+        self.acked_features & F_LOG_ALL != 0
+    }
+
+    /// SET_LOG_FD: an eventfd to be told of everything that is logged.
+    pub(super) fn set_log_fd(&mut self, fd: File) -> Result<()> {
+        let call = without_blocking(Some(fd))?.map(Arc::new);
+        self.change(|backend| {
+            backend.log.call = call;
+            Ok(())
+        })
+    }
+
+    /// SET_BACKEND_REQ_FD: a socket for messages to the frontend.
+    pub(super) fn set_channel(&mut self, fd: File) -> Result<()> {
+        if !self.has_protocol_feature(VhostUserProtocolFeatures::BACKEND_REQ) {
+            return Err(Error::InactiveOperation(VhostUserProtocolFeatures::BACKEND_REQ));
+        }
+        self.disk.announcer.set_channel(Some(Channel::new(fd).ok_or(Error::IncorrectFds)?));
+        self.disk.announce_capacity();
+        Ok(())
+    }
+
+    /// Whether the frontend took this of the protocol, which it may do before it takes the virtio features.
+    pub(super) fn has_protocol_feature(&self, feature: VhostUserProtocolFeatures) -> bool {
+        self.acked_protocol_features & feature.bits() != 0
+    }
+
     /// Starts a queue if all is there that it needs.
     fn start(&mut self, index: u16) -> Result<()> {
         // Without that feature a ring is enabled from the start.
         let negotiated = self.acked_features & F_PROTOCOL_FEATURES != 0;
+        let logs = self.logs();
         let vring = &mut self.vrings[usize::from(index)];
         let (Some(addresses), false) = (vring.addresses, vring.running) else { return Ok(()) };
         if vring.kick.is_none() || (negotiated && !vring.enabled) {
@@ -130,6 +180,11 @@ impl Backend {
             return Err(refused(index, &RingError::Outside("ring")));
         };
         let size = u16::try_from(vring.size).map_err(|_| refused(index, &RingError::Size(vring.size)))?;
+        // After a migration's last stop the medium may have another owner.
+        self.disk.storage.claim().map_err(|error| {
+            crate::rate_limit::warn_sometimes(|| tracing::warn!(queue = index, "no queue starts: {error}"));
+            Error::ReqHandlerError(std::io::Error::other(error))
+        })?;
         let config = QueueConfig {
             index,
             addresses: RingAddresses { descriptors, available, used },
@@ -140,11 +195,16 @@ impl Backend {
             call: vring.call.take(),
             err: vring.err.take(),
             inflight: self.inflight.as_ref().and_then(|inflight| inflight.queue(index, size)),
+            log: if logs { QueueLog::new(&self.log, self.memory.map(), vring.log, size) } else { None },
         };
         let queue = Virtqueue::new(config, Arc::clone(&self.disk), Arc::clone(self.memory.map()))
             .map_err(|error| refused(index, &error))?;
         vring.running = true;
         self.poller(index).run(Box::new(queue));
+        // QEMU ignores what it is told before the device runs.
+        if index == 0 {
+            self.disk.announce_capacity();
+        }
         Ok(())
     }
 }
@@ -232,16 +292,18 @@ impl VhostUserBackendReqHandlerMut for Backend {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
         self.vring(index)?;
-        // A frontend may set them again while the ring runs.
+        // A frontend sets them again while the ring runs, to have the used ring logged or not.
         self.stop(index as u16);
-        self.vring(index)?.addresses = Some([descriptor, available, used]);
+        let vring = self.vring(index)?;
+        vring.addresses = Some([descriptor, available, used]);
+        vring.log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
         self.start(index as u16)
     }
 
@@ -259,7 +321,15 @@ impl VhostUserBackendReqHandlerMut for Backend {
         self.stop(index as u16);
         let vring = self.vring(index)?;
         vring.kick = None;
-        Ok(VhostUserVringState::new(index, vring.base.into()))
+        let base = vring.base.into();
+        if self.logs() && self.vrings.iter().all(|vring| !vring.running) {
+            // The end of a migration: the next owner starts when the frontend has this answer.
+            self.disk.storage.release().map_err(|error| {
+                tracing::error!(%error, "the disk can't be handed over: it couldn't be made durable");
+                Error::ReqHandlerError(error)
+            })?;
+        }
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -296,6 +366,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         if features & !PROTOCOL_FEATURES.bits() != 0 {
             return Err(Error::FeatureMismatch);
         }
+        self.acked_protocol_features = features;
         Ok(())
     }
 
@@ -400,7 +471,16 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Err(Error::InvalidOperation("shared memory regions aren't offered"))
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        Err(Error::InvalidOperation("the dirty log isn't offered"))
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::new(&file, log.mmap_offset, log.mmap_size).map_err(|error| {
+            crate::rate_limit::warn_sometimes(|| {
+                tracing::warn!("the frontend's dirty log can't be used: {error}")
+            });
+            Error::ReqHandlerError(std::io::Error::other(error))
+        })?;
+        self.change(|backend| {
+            backend.log.log = Some(Arc::new(log));
+            Ok(())
+        })
     }
 }

@@ -42,6 +42,11 @@ struct Side {
 pub(super) struct StatusByte(HostPointer);
 
 impl StatusByte {
+    /// Where it is.
+    pub(super) fn place(self) -> HostPointer {
+        self.0
+    }
+
     /// Writes it. The caller keeps the map that the chain was walked with.
     #[inline]
     pub(super) fn write(self, status: u8) {

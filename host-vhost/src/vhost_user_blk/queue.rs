@@ -1,8 +1,7 @@
 //! A virtqueue at work: from descriptor chains to storage operations and back.
 //!
-//! Requests go to the storage directly, as the same [`StorageCommand`]s that the NVMe side makes: a detour over
-//! submission queue entries would build and parse 64 bytes a request to arrive at the same place, and virtio
-//! knows no limit of a transfer (MDTS) that would have to be kept.
+//! Requests are the same [`StorageCommand`]s that the NVMe side makes; what they pass on their way is the
+//! [`Medium`]'s affair.
 //!
 //! A request that the storage has no room for is parsed again later; nothing of the first look is kept.
 #![expect(unsafe_code, reason = "lends guest memory to a storage")]
@@ -20,11 +19,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chain::{Chain, StatusByte, TooManyPieces};
+use super::counters::QueueCounters;
 use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
 use super::inflight::InflightQueue;
-use super::ring::{Broken, Ring, RingAddresses, RingError};
+use super::medium::Medium;
+use super::queue_log::QueueLog;
+use super::ring::{Broken, Ring, RingAddresses, RingError, USED_IDX};
 use crate::memory::MemoryMap;
-use crate::storage::{IoContext, Operation, StorageCommand, StorageError, StorageQueue, Submission, Token};
+use crate::storage::{IoContext, Operation, StorageCommand, StorageError, Submission, Token};
 
 /// Requests that a queue may take in one turn.
 const BATCH: usize = 32;
@@ -36,7 +38,7 @@ const PUBLISH_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Io<'a> {
     pub(super) context: &'a mut IoContext,
-    pub(super) storage: &'a mut StorageQueue,
+    pub(super) storage: &'a mut Medium,
     pub(super) chain: &'a mut Chain,
     /// The queue's place on its poller.
     pub(super) lane: u16,
@@ -59,6 +61,8 @@ pub(super) struct QueueConfig {
     /// Told when the ring is broken.
     pub(super) err: Option<File>,
     pub(super) inflight: Option<InflightQueue>,
+    /// `None`: nothing is logged.
+    pub(super) log: Option<Box<QueueLog>>,
 }
 
 /// See the module. It keeps its map, and with it every mapping that its rings and flights point into, until
@@ -71,6 +75,7 @@ pub(super) struct Virtqueue {
     map: Arc<MemoryMap>,
     ring: Ring,
     inflight: Option<InflightQueue>,
+    log: Option<Box<QueueLog>>,
     kick: Option<File>,
     call: Option<File>,
     err: Option<File>,
@@ -81,6 +86,7 @@ pub(super) struct Virtqueue {
     in_flight: u16,
     /// Used entries that the driver doesn't see yet.
     unpublished: u16,
+    counters: QueueCounters,
     /// The driver is called at the next chance whether it wants to be or not.
     call_anyway: bool,
     broken: bool,
@@ -146,7 +152,8 @@ enum Step {
 
 impl Virtqueue {
     pub(super) fn new(config: QueueConfig, disk: Arc<Disk>, map: Arc<MemoryMap>) -> Result<Self, RingError> {
-        let QueueConfig { index, addresses, size, base, features, kick, call, err, mut inflight } = config;
+        let QueueConfig { index, addresses, size, base, features, kick, call, err, mut inflight, log } =
+            config;
         let mut ring = Ring::new(&map, addresses, size, features & F_EVENT_IDX != 0)?;
         let used_idx = ring.published();
         let left = inflight.as_mut().map(|inflight| inflight.resume(used_idx)).unwrap_or_default();
@@ -168,6 +175,7 @@ impl Virtqueue {
             ring,
             call_anyway: inflight.is_some(),
             inflight,
+            log,
             kick,
             call,
             err,
@@ -175,6 +183,7 @@ impl Virtqueue {
             pending,
             in_flight,
             unpublished: 0,
+            counters: QueueCounters::default(),
             broken: false,
         })
     }
@@ -209,6 +218,20 @@ impl Virtqueue {
         self.call_anyway = true;
     }
 
+    /// What it has done so far. The kicks are those that nobody has read off the eventfd yet.
+    pub(super) fn counters(&mut self) -> &QueueCounters {
+        if let Some(kick) = &self.kick {
+            let mut counter = [0; 8];
+            let slices = &mut [std::io::IoSliceMut::new(&mut counter)];
+            // Whatever a frontend has handed over, and whatever it does with it: this doesn't wait.
+            let flags = rustix::io::ReadWriteFlags::NOWAIT;
+            if let Ok(8) = rustix::io::preadv2(kick, slices, u64::MAX, flags) {
+                self.counters.kicks = self.counters.kicks.wrapping_add(u64::from_ne_bytes(counter));
+            }
+        }
+        &self.counters
+    }
+
     /// The eventfds, for the queue that comes after this one.
     pub(super) fn into_eventfds(self) -> [Option<File>; 3] {
         [self.kick, self.call, self.err]
@@ -220,7 +243,11 @@ impl Virtqueue {
         if self.broken {
             return 0;
         }
-        self.ring.disarm();
+        if self.ring.disarm()
+            && let Some(log) = &self.log
+        {
+            log.mark_used(self.ring.wish_offset(), 2);
+        }
         let mut moved = 0;
         for taken in 0..BATCH {
             let next = match self.pending.pop_front() {
@@ -284,6 +311,10 @@ impl Virtqueue {
         if self.unpublished > 0 {
             self.unpublished = 0;
             self.ring.publish();
+            if let Some(log) = &self.log {
+                log.mark_used(USED_IDX, 2);
+                log.tell();
+            }
             if let Some(inflight) = &mut self.inflight {
                 inflight.published(self.ring.published());
             }
@@ -297,7 +328,14 @@ impl Virtqueue {
 
     /// Asks for a kick with the next request. False: there is one already, or the device has to look by itself.
     pub(super) fn arm(&mut self) -> bool {
-        self.broken || self.ring.arm()
+        if self.broken {
+            return true;
+        }
+        let armed = self.ring.arm();
+        if let Some(log) = &self.log {
+            log.mark_used(self.ring.wish_offset(), 2);
+        }
+        armed
     }
 
     /// Stops the ring where its memory was lost.
@@ -305,11 +343,15 @@ impl Virtqueue {
         if !self.broken && (self.ring.is_lost() || self.map.is_poisoned()) {
             self.break_ring(Broken::Lost);
         }
+        if !self.broken && self.log.as_ref().is_some_and(|log| log.is_lost()) {
+            self.break_ring(Broken::LogLost);
+        }
     }
 
     fn call_driver(&mut self) {
         self.call_anyway = false;
         if let Some(call) = &mut self.call {
+            self.counters.notifications += 1;
             // A counter that is full is readable as well, and a frontend that hands something else over has
             // only itself to blame: the descriptor doesn't block.
             let _ = call.write(&1_u64.to_ne_bytes());
@@ -326,6 +368,7 @@ impl Virtqueue {
         flight.active = true;
         flight.ranges.count = 0;
         self.in_flight += 1;
+        self.counters.took(head);
         if let Some(inflight) = &mut self.inflight {
             inflight.mark(head);
         }
@@ -339,10 +382,21 @@ impl Virtqueue {
         flight.active = false;
         let used_len = if status == OK { flight.used_len } else { 1 };
         let data_bytes = flight.data_bytes;
-        if let Some(byte) = flight.status.take() {
+        let status_byte = flight.status.take();
+        if let Some(byte) = status_byte {
             byte.write(status);
         }
-        self.ring.push_used(head, used_len);
+        // Only a read's used length tells of data.
+        let (read, written) = match (status == OK, used_len > 1) {
+            (false, _) => (0, 0),
+            (true, true) => (data_bytes, 0),
+            (true, false) => (0, data_bytes),
+        };
+        self.counters.ended(head, status == OK, read, written);
+        let used_offset = self.ring.push_used(head, used_len);
+        if let Some(log) = &mut self.log {
+            log.completed(head, status_byte.map(StatusByte::place), used_offset);
+        }
         if let Some(inflight) = &mut self.inflight {
             inflight.complete(head);
         }
@@ -353,6 +407,10 @@ impl Virtqueue {
 
     fn forget(&mut self, head: u16) {
         self.flights[usize::from(head)].active = false;
+        self.counters.forgot(head);
+        if let Some(log) = &mut self.log {
+            log.forget(head);
+        }
         self.in_flight -= 1;
     }
 
@@ -395,8 +453,16 @@ impl Virtqueue {
                 // More than 32 bits can say isn't said.
                 flight.used_len = u32::try_from(len_bytes + 1).unwrap_or(u32::MAX);
                 let pieces = chain.writable();
-                transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
-                    .unwrap_or_else(|error| Step::Done(self.failed(error)))
+                if !keep(&mut self.log, head, &pieces) {
+                    return Ok(Step::Busy);
+                }
+                let step =
+                    transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
+                        .unwrap_or_else(|error| Step::Done(self.failed(error)));
+                if let (Step::Busy, Some(log)) = (step, &mut self.log) {
+                    log.forget(head);
+                }
+                step
             }
             VIRTIO_BLK_T_OUT => {
                 let operation = Operation::Write { fua: self.disk.write_through() };
@@ -416,6 +482,9 @@ impl Virtqueue {
                 }
             }
             VIRTIO_BLK_T_GET_ID => {
+                if !keep(&mut self.log, head, &chain.writable()) {
+                    return Ok(Step::Busy);
+                }
                 flight.used_len += chain.write_front(self.disk.id()) as u32;
                 Step::Done(OK)
             }
@@ -479,6 +548,15 @@ impl Virtqueue {
     }
 }
 
+/// Keeps for the log what a request will write, if there is a log. False: there is no room for it now.
+#[inline]
+fn keep(log: &mut Option<Box<QueueLog>>, head: u16, pieces: &Result<&[libc::iovec], TooManyPieces>) -> bool {
+    match (log, pieces) {
+        (Some(log), Ok(pieces)) => log.keep(head, pieces),
+        _ => true,
+    }
+}
+
 /// The token of a request: its queue's lane and its head.
 #[inline]
 pub(super) const fn token(lane: u16, head: u16) -> Token {
@@ -502,7 +580,7 @@ fn transfer(
     pieces: Result<&[libc::iovec], TooManyPieces>,
     token: Token,
     context: &mut IoContext,
-    storage: &mut StorageQueue,
+    storage: &mut Medium,
 ) -> Result<Step, StorageError> {
     let Ok(pieces) = pieces else { return Err(StorageError::BadSegments) };
     let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(StorageError::OutOfRange)?;

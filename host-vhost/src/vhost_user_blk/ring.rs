@@ -66,6 +66,8 @@ pub(super) enum Broken {
     NoStatus,
     #[error("the file behind guest memory was truncated")]
     Lost,
+    #[error("the file behind the dirty log was truncated")]
+    LogLost,
 }
 
 /// A descriptor, copied.
@@ -198,13 +200,14 @@ impl Ring {
         Ok(Some(head))
     }
 
-    /// Writes a used entry that the driver doesn't see yet.
+    /// Writes a used entry that the driver doesn't see yet. Returns its place in the used ring, 8 bytes.
     #[inline]
-    pub(super) fn push_used(&mut self, head: u16, len: u32) {
+    pub(super) fn push_used(&mut self, head: u16, len: u32) -> usize {
         let entry = USED_RING + 8 * usize::from(self.next_used & (self.size - 1));
         self.used.store_u32(entry, head.into());
         self.used.store_u32(entry + 4, len);
         self.next_used = self.next_used.wrapping_add(1);
+        entry
     }
 
     /// Shows the driver what was pushed.
@@ -230,6 +233,11 @@ impl Ring {
         passed < self.published.wrapping_sub(before)
     }
 
+    /// The place in the used ring of what [`Self::arm`] and [`Self::disarm`] write, 2 bytes.
+    pub(super) fn wish_offset(&self) -> usize {
+        if self.event_idx { USED_RING + 8 * usize::from(self.size) } else { USED_FLAGS }
+    }
+
     /// Asks for a kick with the next entry. False: there is one already.
     pub(super) fn arm(&mut self) -> bool {
         if self.event_idx {
@@ -245,12 +253,15 @@ impl Ring {
     }
 
     /// No kicks, please: somebody looks anyway. With EVENT_IDX an event index left behind says so by itself.
+    /// Whether anything was written.
     #[inline]
-    pub(super) fn disarm(&mut self) {
-        if !self.event_idx && !self.kicks_off {
-            self.kicks_off = true;
-            self.used.store_u16(USED_FLAGS, VRING_USED_F_NO_NOTIFY as u16);
+    pub(super) fn disarm(&mut self) -> bool {
+        if self.event_idx || self.kicks_off {
+            return false;
         }
+        self.kicks_off = true;
+        self.used.store_u16(USED_FLAGS, VRING_USED_F_NO_NOTIFY as u16);
+        true
     }
 }
 
@@ -258,5 +269,6 @@ const AVAIL_FLAGS: usize = 0;
 const AVAIL_IDX: usize = 2;
 const AVAIL_RING: usize = 4;
 const USED_FLAGS: usize = 0;
-const USED_IDX: usize = 2;
+/// Of the used index, 2 bytes.
+pub(super) const USED_IDX: usize = 2;
 const USED_RING: usize = 4;

@@ -57,6 +57,13 @@ impl Window {
         unsafe { AtomicU8::from_ptr(self.at(offset, 1)) }.store(value, Ordering::Release);
     }
 
+    /// Sets bits, in one atomic access.
+    #[inline]
+    pub(super) fn or_u8(&self, offset: usize, bits: u8) {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(self.at(offset, 1)) }.fetch_or(bits, Ordering::Release);
+    }
+
     /// A little-endian 16-bit field.
     #[inline]
     pub(super) fn load_u16(&self, offset: usize) -> u16 {

@@ -115,7 +115,8 @@ impl Device for Dummy {
     fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
         match (region, &self.page) {
             (0, Some(page)) if DOORBELLS.contains(&offset) => {
-                page.read(offset - DOORBELL_OFFSET, data);
+                let register = &page.registers()[(offset - DOORBELL_OFFSET) as usize / 4];
+                data.copy_from_slice(&register.load(Ordering::Relaxed).to_le_bytes()[..data.len()]);
             }
             (0, _) => data.copy_from_slice(&self.registers[offset as usize..][..data.len()]),
             _ => data.copy_from_slice(&self.config[offset as usize..][..data.len()]),
@@ -125,7 +126,10 @@ impl Device for Dummy {
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) {
         match (region, &self.page) {
             (0, Some(page)) if DOORBELLS.contains(&offset) => {
-                page.write(offset - DOORBELL_OFFSET, data);
+                for (index, dword) in data.as_chunks().0.iter().enumerate() {
+                    let register = &page.registers()[(offset - DOORBELL_OFFSET) as usize / 4 + index];
+                    register.store(u32::from_le_bytes(*dword), Ordering::Release);
+                }
             }
             (0, _) => {
                 self.registers[offset as usize..][..data.len()].copy_from_slice(data);

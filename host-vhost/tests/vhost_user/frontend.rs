@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
+use doorbell_vhost::endpoint::Endpoint;
+use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer, DataPath};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -23,6 +24,8 @@ pub mod code {
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -34,6 +37,7 @@ pub mod code {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
     pub const GET_INFLIGHT_FD: u32 = 31;
@@ -46,10 +50,11 @@ pub mod code {
 pub const F_EVENT_IDX: u64 = 1 << 29;
 pub const F_INDIRECT: u64 = 1 << 28;
 pub const F_FLUSH: u64 = 1 << 9;
+pub const F_LOG_ALL: u64 = 1 << 26;
 const F_VERSION_1: u64 = 1 << 32;
 const F_PROTOCOL: u64 = 1 << 30;
-/// MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-pub const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+/// MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+pub const PROTOCOL: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
 /// Where rings are, one each 64 KiB.
 pub const RINGS: u64 = 0;
@@ -57,6 +62,15 @@ pub const RINGS: u64 = 0;
 pub const HEADERS: u64 = 0x10_0000;
 /// Where data is, 64 KiB a head.
 pub const DATA: u64 = 0x20_0000;
+
+/// The data path that the tests are about: `DOORBELL_TEST_DATA_PATH`, `direct` where it isn't set.
+fn data_path() -> DataPath {
+    match std::env::var("DOORBELL_TEST_DATA_PATH").as_deref() {
+        Err(_) | Ok("direct") => DataPath::Direct,
+        Ok("queue-group") => DataPath::QueueGroup,
+        Ok(other) => panic!("DOORBELL_TEST_DATA_PATH={other}: direct or queue-group"),
+    }
+}
 
 /// A served disk in this process.
 #[derive(Debug)]
@@ -71,12 +85,13 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("blk");
         let server = BlkServer::start(BlkConfig {
-            socket: socket.clone(),
+            endpoint: Endpoint::Path(socket.clone()),
             namespace: namespace.parse().unwrap(),
             queues,
             pollers,
             cpus: Vec::new(),
             serial: Some("serial 7".into()),
+            data_path: data_path(),
         });
         Self { socket, _server: server.unwrap(), _directory: directory }
     }
@@ -176,18 +191,24 @@ impl Frontend {
         let ring = self.queues[index].ring.clone();
         self.command(code::SET_VRING_NUM, &state(index, ring.size.into()), &[]);
         self.command(code::SET_VRING_BASE, &state(index, base.into()), &[]);
-        let mut addresses = state(index, 0);
-        for offset in [ring.descriptors, ring.used, ring.available] {
-            addresses.extend((USER + offset).to_le_bytes());
-        }
-        addresses.extend(0_u64.to_le_bytes());
-        self.command(code::SET_VRING_ADDR, &addresses, &[]);
+        self.set_addresses(index, None);
         let Queue { kick, call, err, .. } = &self.queues[index];
         let fds = [kick, call, err].map(|fd| fd.try_clone().unwrap());
         let number = (index as u64).to_le_bytes();
         self.command(code::SET_VRING_ERR, &number, &[fds[2].as_fd()]);
         self.command(code::SET_VRING_CALL, &number, &[fds[1].as_fd()]);
         self.command(code::SET_VRING_KICK, &number, &[fds[0].as_fd()]);
+    }
+
+    /// SET_VRING_ADDR, with where writes to the used ring are logged.
+    pub fn set_addresses(&mut self, index: usize, log: Option<u64>) {
+        let ring = &self.queues[index].ring;
+        let mut addresses = state(index, u32::from(log.is_some()));
+        for offset in [ring.descriptors, ring.used, ring.available] {
+            addresses.extend((USER + offset).to_le_bytes());
+        }
+        addresses.extend(log.unwrap_or(0).to_le_bytes());
+        self.command(code::SET_VRING_ADDR, &addresses, &[]);
     }
 
     /// GET_VRING_BASE.

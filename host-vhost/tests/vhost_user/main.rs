@@ -2,9 +2,12 @@
 #![expect(unreachable_pub, reason = "test modules share items")]
 
 mod frontend;
+mod handover;
 mod hostile;
 mod kill;
+mod log;
 mod memory;
+mod operator;
 mod process;
 mod protocol;
 mod requests;

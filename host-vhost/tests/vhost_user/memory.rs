@@ -28,6 +28,13 @@ impl Memory {
         self.file.write_all_at(bytes, offset).unwrap();
     }
 
+    /// The pages that differ from `before`, a copy of all.
+    pub fn changed(&self, before: &[u8]) -> Vec<u64> {
+        let now = self.read(0, SIZE as usize);
+        let pages = now.chunks(4096).zip(before.chunks(4096));
+        (0..).zip(pages).filter(|(_, (now, before))| now != before).map(|(page, _)| page).collect()
+    }
+
     pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.file.read_exact_at(&mut bytes, offset).unwrap();

@@ -11,7 +11,8 @@ fn features_and_configuration_are_complete_and_read_in_pieces() {
     let mut frontend = Frontend::connect(&served.socket);
     let offered = frontend.ask_u64(code::GET_FEATURES);
     // SIZE_MAX, SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES, INDIRECT_DESC,
-    // EVENT_IDX, the protocol's own, VERSION_1; no RO, GEOMETRY, SECURE_ERASE, no dirty log (26), not packed (34).
+    // EVENT_IDX, the protocol's own, VERSION_1; no RO, GEOMETRY, SECURE_ERASE, not packed (34). No dirty log (26):
+    // what is in memory can't migrate.
     let bits = [1, 2, 6, 9, 10, 11, 12, 13, 14, 28, 29, 30, 32];
     assert_eq!(offered, bits.iter().fold(0, |all, bit| all | 1_u64 << bit));
     frontend.negotiate(0);

@@ -5,6 +5,7 @@ pub(crate) mod concurrency;
 pub(crate) mod demo;
 pub(crate) mod firmware;
 pub(crate) mod foreign;
+pub(crate) mod install;
 pub(crate) mod lint;
 pub(crate) mod panic_proof;
 pub(crate) mod protocol;

@@ -8,8 +8,11 @@
 //! No reply has the error flag with errno 0, which clients take for success. Accesses to places of a region
 //! that don't exist aren't errors: they read as ones and write nowhere, as on a bus.
 
+mod memory;
+mod region;
+
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
@@ -17,18 +20,16 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 
 use super::connection::{Connection, Lost, MAX_PENDING_REPLIES, Message};
-use super::device::{Device, MemoryRange, Progress, RegionDescription, Ticket};
+use super::device::{Device, Progress, Ticket};
 use super::dma::DmaPort;
 use super::protocol::{
-    DeviceInfo, DmaMap, DmaUnmap, Header, IRQ_INDEX_COUNT, IoEventFd, IrqInfo, MAX_MESSAGE_FDS,
-    MAX_SOCKET_FDS, REGION_COUNT, RegionAccess, RegionInfo, RegionIoFds, RegionWriteOne,
+    DeviceInfo, DmaUnmap, Header, IRQ_INDEX_COUNT, IrqInfo, MAX_MESSAGE_FDS, REGION_COUNT, RegionAccess,
 };
 use super::reply::Reply;
 use super::request::{Request, SetIrqs};
 use super::version::Capabilities;
-use crate::memory::{
-    MapError, MemoryMap, NotShared, Region, ReleaseSignal, Rights, SharedMap, Sharing, check_shared,
-};
+use crate::memory::{MemoryMap, NotShared, Region, SharedMap, Sharing, check_shared};
+use region::write_region;
 
 /// Messages that one [`Session::step`] handles, so that a client can't keep its thread from other work.
 const MESSAGES_PER_STEP: u32 = 64;
@@ -340,153 +341,6 @@ impl Session {
         }
     }
 
-    fn map(&mut self, map: &DmaMap, fds: Vec<OwnedFd>, device: &mut impl Device) -> Result<(), MapError> {
-        let flags = map.flags.get();
-        let rights = Rights { read: flags & DmaMap::READ != 0, write: flags & DmaMap::WRITE != 0 };
-        let (iova, size) = (map.address.get(), map.size.get());
-        let released = ReleaseSignal::new(Arc::clone(&self.release));
-        let file = fds.first().map(|file| (file.as_fd(), map.offset.get()));
-        // A file that is meant to be read and written may be one that can't be mapped.
-        let region = match Region::new(iova, size, rights, file, released.clone()) {
-            Err(_) if flags & DmaMap::FILE_IO != 0 => Region::new(iova, size, rights, None, released)?,
-            other => other?,
-        };
-        let region = Arc::new(region);
-        let current = self.memory.current();
-        self.memory.publish(current.with(Arc::clone(&region))?);
-        device.memory_added(&region);
-        Ok(())
-    }
-
-    fn unmap(&mut self, header: &Header, unmap: DmaUnmap, device: &mut impl Device) -> Result<(), Lost> {
-        let (iova, size) = (unmap.address.get(), unmap.size.get());
-        let removed = if size == 0 {
-            Err(Errno::INVAL)
-        } else {
-            self.memory.current().without(iova, size).map_err(Errno::from)
-        };
-        match removed {
-            Ok((map, region)) => {
-                self.memory.publish(map);
-                self.remove(header, unmap, vec![region], device)
-            }
-            Err(errno) => self.answer_in_order(header, None, Vec::new(), PendingReply::Error(errno)),
-        }
-    }
-
-    fn unmap_all(&mut self, header: &Header, unmap: DmaUnmap, device: &mut impl Device) -> Result<(), Lost> {
-        let current = self.memory.current();
-        self.memory.publish(current.clone_empty());
-        let regions = current.regions().to_vec();
-        drop(current);
-        self.remove(header, unmap, regions, device)
-    }
-
-    /// Answers an unmap once the device is done and nobody holds the regions any more.
-    fn remove(
-        &mut self,
-        header: &Header,
-        unmap: DmaUnmap,
-        regions: Vec<Arc<Region>>,
-        device: &mut impl Device,
-    ) -> Result<(), Lost> {
-        let ranges: Vec<_> = regions.iter().map(MemoryRange::from).collect();
-        let weak = regions.iter().map(Arc::downgrade).collect();
-        drop(regions);
-        let ticket = self.ticket();
-        let waits = match device.memory_removed(&ranges, ticket) {
-            Progress::Done => None,
-            Progress::Later => Some(ticket),
-        };
-        self.answer_in_order(header, waits, weak, PendingReply::Unmapped(unmap))
-    }
-
-    fn region_info(
-        &mut self,
-        header: &Header,
-        index: u32,
-        argsz: u32,
-        region: RegionDescription<'_>,
-    ) -> Result<(), Lost> {
-        let areas = region.mapping.map_or(&[][..], |mapping| mapping.areas);
-        let full = size_of::<RegionInfo>() + Reply::sparse_capability_bytes(areas.len());
-        let fits = argsz as usize >= full;
-        let mut flags = 0;
-        if region.readable {
-            flags |= RegionInfo::READ;
-        }
-        if region.writable {
-            flags |= RegionInfo::WRITE;
-        }
-        let mut info = RegionInfo {
-            argsz: u32::try_from(full).unwrap_or(u32::MAX).into(),
-            index: index.into(),
-            size: region.size.into(),
-            ..RegionInfo::default()
-        };
-        // A reply without room for the areas only says how much room they take. The client asks again, and
-        // a file descriptor with the first reply would be one too many.
-        match region.mapping {
-            Some(mapping) if fits => {
-                flags |= RegionInfo::MMAP;
-                if !areas.is_empty() {
-                    flags |= RegionInfo::CAPS;
-                    info.cap_offset = u32::try_from(size_of::<RegionInfo>()).unwrap_or(0).into();
-                }
-                info.flags = flags.into();
-                info.offset = mapping.file_offset.into();
-                self.answer(header, &Reply::RegionInfo { info, areas }, &[mapping.file])
-            }
-            _ => {
-                info.flags = flags.into();
-                self.answer(header, &Reply::RegionInfo { info, areas: &[] }, &[])
-            }
-        }
-    }
-
-    fn region_io_fds(
-        &mut self,
-        header: &Header,
-        index: u32,
-        argsz: u32,
-        device: &impl Device,
-    ) -> Result<(), Lost> {
-        // There is no asking for more, so what doesn't fit into one message goes on being written by message.
-        let max_fds = self.client.map_or(1, |client| client.max_msg_fds) as usize;
-        let max_fds = max_fds.min(MAX_SOCKET_FDS);
-        let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
-        let mut entries = Vec::new();
-        for found in device.io_eventfds(index) {
-            let known = fds.iter().position(|fd| fd.as_raw_fd() == found.eventfd.as_raw_fd());
-            let place = match known {
-                Some(place) => place,
-                None if fds.len() < max_fds => {
-                    fds.push(found.eventfd);
-                    fds.len() - 1
-                }
-                None => continue,
-            };
-            entries.push(IoEventFd {
-                offset: found.offset.into(),
-                size: found.size.into(),
-                fd_index: u32::try_from(place).unwrap_or(u32::MAX).into(),
-                ..IoEventFd::default()
-            });
-        }
-        let full = size_of::<RegionIoFds>() + size_of::<IoEventFd>() * entries.len();
-        let info = RegionIoFds {
-            argsz: u32::try_from(full).unwrap_or(u32::MAX).into(),
-            flags: 0.into(),
-            index: index.into(),
-            count: u32::try_from(entries.len()).unwrap_or(u32::MAX).into(),
-        };
-        if argsz as usize >= full {
-            self.answer(header, &Reply::RegionIoFds { info, entries: &entries }, &fds)
-        } else {
-            self.answer(header, &Reply::RegionIoFds { info, entries: &[] }, &[])
-        }
-    }
-
     fn set_irqs(
         &mut self,
         header: &Header,
@@ -501,45 +355,6 @@ impl Session {
             Ok(()) => self.answer(header, &Reply::Done, &[]),
             Err(errno) => self.fail(header, errno),
         }
-    }
-
-    fn region_read(
-        &mut self,
-        header: &Header,
-        region: u32,
-        offset: u64,
-        count: u32,
-        device: &mut impl Device,
-    ) -> Result<(), Lost> {
-        self.statistics.region_reads += 1;
-        let mut data = std::mem::take(&mut self.writer.data);
-        data.clear();
-        data.resize(count as usize, 0xff);
-        let description = device.region(region);
-        if description.readable && inside(offset, count.into(), description.size) {
-            device.region_read(region, offset, &mut data);
-        }
-        let access = RegionAccess { offset: offset.into(), region: region.into(), count: count.into() };
-        let sent = self.answer(header, &Reply::RegionRead { access, data: &data }, &[]);
-        self.writer.data = data;
-        sent
-    }
-
-    fn region_write_multi(
-        &mut self,
-        header: &Header,
-        writes: &[RegionWriteOne],
-        device: &mut impl Device,
-    ) -> Result<(), Lost> {
-        if writes.iter().any(|write| write.region.get() >= REGION_COUNT) {
-            return self.fail(header, Errno::INVAL);
-        }
-        for write in writes {
-            self.statistics.region_writes += 1;
-            let data = &write.data[..write.count.get() as usize];
-            write_region(device, write.region.get(), write.offset.get(), data);
-        }
-        self.answer(header, &Reply::RegionWriteMulti(writes.len() as u64), &[])
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -624,15 +439,4 @@ impl AsFd for Released {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
-}
-
-fn write_region(device: &mut impl Device, region: u32, offset: u64, data: &[u8]) {
-    let description = device.region(region);
-    if description.writable && inside(offset, data.len() as u64, description.size) {
-        device.region_write(region, offset, data);
-    }
-}
-
-fn inside(offset: u64, count: u64, size: u64) -> bool {
-    offset.checked_add(count).is_some_and(|end| end <= size)
 }
