@@ -15,6 +15,7 @@ use doorbell_core::group::{Armed, GroupConfig, QueueGroup};
 use doorbell_core::message::GroupMessage;
 use doorbell_core::spec::register::DOORBELLS;
 use doorbell_core::spec::status::Status;
+use doorbell_core::tag::Tag;
 use heapless::Deque;
 
 use crate::endpoint::{Endpoint, EndpointEvent, REGISTER_BYTES};
@@ -165,7 +166,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const ERRORS: usize> Device<QUE
                     self.controller.read_register(offset, part);
                     endpoint.answer_read(tag, part);
                 }
-                EndpointEvent::Write { offset, len_bytes, bytes } => {
+                EndpointEvent::Write { offset, len_bytes, value } => {
+                    let bytes = value.to_le_bytes();
                     let part = bytes.get(..usize::from(len_bytes)).unwrap_or(&bytes);
                     if offset < DOORBELLS {
                         trace!("register {=u32:#x} = {=[u8]:02x}", offset, part);
@@ -258,28 +260,42 @@ impl<const QUEUES: usize, const COMMANDS: usize, const ERRORS: usize> Device<QUE
         media: &mut impl Media,
     ) -> bool {
         let mut busy = false;
-        while !self.works.is_full()
+        let mut pieces = PIECES_PER_POLL;
+        while pieces > 0
+            && !self.works.is_full()
             && let Some(command) = self.group.poll_command(endpoint, registers)
         {
             busy = true;
             trace!("command {=u16} of queue {=u16}", command.tag.slot, command.sqid);
+            let mut work = Work::new(&command);
+            // The first piece at once, where no other command comes first: most commands have no second.
+            if self.works.is_empty() {
+                pieces = pieces.wrapping_sub(1);
+                match work.step(endpoint, media) {
+                    Step::Ended(status) => {
+                        self.complete(endpoint, work.tag, status);
+                        continue;
+                    }
+                    Step::Waits => self.medium_is_busy = true,
+                    Step::GoesOn => {}
+                }
+            }
             // The core has as many slots as this has places.
-            let _ = self.works.push_back(Work::new(&command));
+            let _ = self.works.push_back(work);
         }
         if let Some(tag) = self.group.poll_cancel() {
             self.cancel(tag, endpoint, media);
         }
-        for _ in 0..PIECES_PER_POLL {
-            let Some(work) = self.works.front_mut() else { break };
+        while pieces > 0
+            && let Some(work) = self.works.front_mut()
+        {
+            pieces = pieces.wrapping_sub(1);
             match work.step(endpoint, media) {
                 Step::Ended(status) => {
                     self.medium_is_busy = false;
                     let tag = work.tag;
                     self.works.pop_front();
-                    if !status.is_success() {
-                        debug!("command {=u16} ends with {=u16:#x}", tag.slot, status.0);
-                    }
-                    let _ = self.group.complete(endpoint, tag, status);
+                    self.complete(endpoint, tag, status);
                     busy = true;
                 }
                 Step::Waits => {
@@ -305,6 +321,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const ERRORS: usize> Device<QUE
         busy
     }
 
+    #[inline]
+    fn complete(&mut self, endpoint: &mut impl Endpoint, tag: Tag, status: Status) {
+        if !status.is_success() {
+            debug!("command {=u16} ends with {}", tag.slot, status);
+        }
+        let _ = self.group.complete(endpoint, tag, status);
+    }
+
     fn interrupt(&mut self, endpoint: &mut impl Endpoint) {
         if self.group.wants_interrupt() {
             let now_ns = endpoint.now_ns();
@@ -326,7 +350,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const ERRORS: usize> Device<QUE
     }
 
     /// An Abort: a command that hasn't come to its turn, or that the medium can give up, ends now.
-    fn cancel(&mut self, tag: doorbell_core::tag::Tag, endpoint: &mut impl Endpoint, media: &mut impl Media) {
+    fn cancel(&mut self, tag: Tag, endpoint: &mut impl Endpoint, media: &mut impl Media) {
         for place in 0..self.works.len() {
             let Some(work) = self.works.pop_front() else { return };
             let is_it = work.tag == tag;

@@ -38,14 +38,14 @@ pub enum EndpointEvent {
         /// Tells this read from others that wait.
         tag: u8,
     },
-    /// The driver has written the first `len_bytes` of `bytes` to `offset` of BAR 0.
+    /// The driver has written the first `len_bytes` bytes of `value` to `offset` of BAR 0.
     Write {
         /// Byte offset into BAR 0.
         offset: u32,
         /// 1 to 8.
         len_bytes: u8,
-        /// In the order of their addresses.
-        bytes: [u8; 8],
+        /// The byte at `offset` is the least significant one.
+        value: u64,
     },
     /// The function is reset. [`Endpoint::reset_done`] follows when nothing touches host memory any more.
     Reset(ResetKind),

@@ -4,7 +4,7 @@
 use crate::doorbell::{DoorbellError, Registers};
 use crate::memory::{DmaError, DmaMemory};
 use crate::message::DoorbellBuffer;
-use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
+use crate::queue::{Completion, CompletionQueue, Fetched, SubmissionQueue};
 use crate::spec::queue_entry::SubmissionQueueEntry;
 use crate::spec::status::Status;
 
@@ -64,8 +64,9 @@ impl AdminQueue {
         if self.submission.waiting() == 0 || !self.completion.reserve() {
             return Ok(None);
         }
-        match self.submission.fetch(memory) {
-            Ok(entry) => Ok(Some(entry)),
+        let mut fetched = Fetched::new();
+        match self.submission.fetch(memory, &mut fetched) {
+            Ok(()) => Ok(Some(fetched.0)),
             Err(DmaError) => {
                 self.completion.release();
                 Err(AdminQueueError::Fatal)

@@ -33,7 +33,7 @@ use crate::message::{
 };
 use crate::namespace::Namespace;
 use crate::place::Place;
-use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
+use crate::queue::{Completion, CompletionQueue, Fetched, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
 use slots::{Kind, Slot, Slots};
@@ -375,13 +375,15 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 return Turn::Nothing;
             }
         }
-        let Ok(entry) = submission.queue.fetch(memory) else {
+        let mut fetched = Fetched::new();
+        if submission.queue.fetch(memory, &mut fetched).is_err() {
             completion.queue.release();
             submission.stopped = true;
             let qid = submission.queue.qid;
             self.fatal = Some(qid);
             return Turn::Nothing;
-        };
+        }
+        let entry = &fetched.0;
         submission.in_flight = submission.in_flight.wrapping_add(1);
         let sqid = submission.queue.qid;
         let cid = entry.cid.get();
@@ -389,11 +391,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             submission: index,
             cid,
             nsid: entry.nsid.get(),
-            lba: parse::slba(&entry),
+            lba: parse::slba(entry),
             kind: Kind::Refused,
             bytes: 0,
         };
-        let checked = self.check(&entry);
+        let checked = self.check(entry);
         if let Ok(checked) = &checked {
             slot.kind = checked.kind;
             slot.bytes = checked.bytes();
@@ -408,7 +410,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let Some(tag) = self.slots.occupy(slot) else { return Turn::Nothing };
         match checked {
             Ok(checked) => {
-                *command = Some(IoCommand { tag, sqid, nsid, operation: self.operation(&entry, checked) });
+                *command = Some(IoCommand { tag, sqid, nsid, operation: self.operation(entry, checked) });
                 Turn::Command
             }
             Err(status) => {

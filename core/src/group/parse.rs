@@ -75,7 +75,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     }
 
     /// The operation of an entry that [`QueueGroup::check`] has passed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn operation(&self, entry: &SubmissionQueueEntry, checked: Checked) -> Operation {
         match NvmOpcode(entry.opcode) {
             NvmOpcode::READ => Operation::Read(self.transfer(entry, checked.range, Direction::ToGuest)),
@@ -129,7 +129,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         Ok(range)
     }
 
-    #[inline]
+    #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "MDTS has 32 bits")]
     fn transfer(&self, entry: &SubmissionQueueEntry, range: Range, direction: Direction) -> Transfer {
         let len_bytes = range.len_bytes as u32;

@@ -8,7 +8,7 @@ mod state;
 mod submission;
 
 pub(crate) use completion::{Completion, CompletionQueue};
-pub(crate) use submission::SubmissionQueue;
+pub(crate) use submission::{Fetched, SubmissionQueue};
 
 /// Entries from `from` forward to `to`; both are below `size`.
 #[inline]

@@ -10,6 +10,19 @@ use crate::spec::queue_entry::SubmissionQueueEntry;
 /// Bytes of a submission queue entry (CC.IOSQES 6).
 const ENTRY_BYTES: u64 = 64;
 
+/// A place for a submission queue entry. It is aligned, which the entry itself doesn't ask for, so that it is
+/// copied and read word by word.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(8))]
+pub(crate) struct Fetched(pub(crate) SubmissionQueueEntry);
+
+impl Fetched {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self(SubmissionQueueEntry::new_zeroed())
+    }
+}
+
 /// A submission queue: the driver moves the tail, the controller the head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SubmissionQueue {
@@ -56,16 +69,15 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Copies the entry at the head out of guest memory, once, and moves the head past it.
+    /// Copies the entry at the head out of guest memory into `entry`, once, and moves the head past it.
     ///
     /// The caller has seen that an entry waits.
     #[inline]
-    pub(crate) fn fetch(&mut self, memory: &impl DmaMemory) -> Result<SubmissionQueueEntry, DmaError> {
-        let mut entry = SubmissionQueueEntry::new_zeroed();
+    pub(crate) fn fetch(&mut self, memory: &impl DmaMemory, entry: &mut Fetched) -> Result<(), DmaError> {
         let offset = u64::from(self.head).wrapping_mul(ENTRY_BYTES);
-        memory.read(self.base.wrapping_add(offset), entry.as_mut_bytes())?;
+        memory.read(self.base.wrapping_add(offset), entry.0.as_mut_bytes())?;
         self.head = after(self.head, self.size);
-        Ok(entry)
+        Ok(())
     }
 
     /// Uses the shadow in `buffer` from now on; what the old source held is taken first.

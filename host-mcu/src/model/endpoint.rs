@@ -9,7 +9,7 @@ use super::ram::GuestRam;
 use crate::endpoint::{Endpoint, EndpointEvent};
 
 /// Interrupt vectors that the model counts.
-pub const VECTORS: usize = 32;
+pub const VECTORS: usize = 128;
 
 /// An [`Endpoint`] without a bus.
 #[derive(Debug)]

@@ -209,7 +209,7 @@ impl<'a, B: Bench, M: Media, const QUEUES: usize, const COMMANDS: usize, const E
     }
 
     pub(super) fn write_register(&mut self, offset: u32, value: u64, len_bytes: u8) -> Result<(), Failure> {
-        self.send(EndpointEvent::Write { offset, len_bytes, bytes: value.to_le_bytes() })
+        self.send(EndpointEvent::Write { offset, len_bytes, value })
     }
 
     pub(super) fn read_register(&mut self, offset: u32, len_bytes: u8) -> Result<u64, Failure> {

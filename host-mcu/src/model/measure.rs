@@ -50,10 +50,8 @@ impl<B: Bench, M: Media, const QUEUES: usize, const COMMANDS: usize, const ERROR
         let buffer = Buffer::prp(self.ram(), pool, 0, PAGE as u32);
         let mut sum = 0;
         for turn in 0..MEASURED / batch {
-            // Let it do what is left of the last batch.
-            for _ in 0..4 {
-                self.turn();
-            }
+            // The last batch's head doorbell.
+            self.turn();
             for _ in 0..batch {
                 let _ = self.put_io(0, on_blocks(NvmOpcode::READ, turn % 16, 1, &buffer));
             }

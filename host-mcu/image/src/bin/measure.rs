@@ -20,6 +20,9 @@ static REGISTERS_OF_THE_DEVICE: [AtomicU32; REGISTERS] = [const { AtomicU32::new
 static mut DEVICE: Device<QUEUES, COMMANDS, ERRORS> = Device::new();
 static mut GUEST: [u32; ram_words(QUEUES)] = [0; ram_words(QUEUES)];
 
+/// Turns of the loop that the instrument is tried on.
+const SPINS: u32 = 100_000;
+
 #[derive(Debug)]
 struct Counter;
 
@@ -36,6 +39,11 @@ fn main() -> ! {
     let device = unsafe { &mut *(&raw mut DEVICE) };
     // SAFETY: as above.
     let guest = unsafe { &mut *(&raw mut GUEST) };
+    // The instrument first: a loop whose instructions are known.
+    let before = board::instructions();
+    board::spin(SPINS);
+    let counted = board::instructions() - before;
+    defmt::println!("instrument: {=u64} counted, {=u32} executed", counted, 2 * SPINS);
     let media = NullMedia::new(1024);
     if device.start(&CONFIG, &media).is_err() {
         board::exit(false);

