@@ -80,7 +80,9 @@ impl Client {
 
     /// Starts a request with the buffer of `slot`, which comes back with its end.
     pub fn submit(&mut self, operation: Operation, slot: usize, offset: u64, len: usize) {
-        assert!(len <= self.slot_bytes && (slot + 1) * self.slot_bytes <= self.region.len, "buffer {slot}");
+        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        let fits = !moves_data || len <= self.slot_bytes;
+        assert!(fits && (slot + 1) * self.slot_bytes <= self.region.len, "{len} bytes in buffer {slot}");
         let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.region.addr + slot * self.slot_bytes);
         let (queue, none) = (&mut self.queue, ReqFlags::empty());
         match operation {

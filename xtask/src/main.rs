@@ -56,9 +56,9 @@ enum Task {
     },
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
-    /// Run the benchmarks of the core
+    /// Run the benchmarks of the core; `bench vhost`: our vhost-user-blk backend beside QEMU's
     Bench {
-        /// Passed on to `cargo bench`
+        /// `vhost`, or passed on to `cargo bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

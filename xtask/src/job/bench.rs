@@ -1,8 +1,21 @@
-//! The benchmarks of the core.
+//! The benchmarks.
 
-use crate::command;
+use anyhow::Result;
 
-/// Runs Criterion's benches with the arguments given.
-pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
-    command::run(command::cargo(["bench", "--package", "doorbell-core"]).args(arguments))
+use crate::{command, layout, setup};
+
+/// Runs Criterion's benches of the core with the arguments given, or what `vhost` names.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [name] if name == "vhost" => vhost(),
+        arguments => command::run(command::cargo(["bench", "--package", "doorbell-core"]).args(arguments)),
+    }
+}
+
+/// Our vhost-user-blk backend beside that of `qemu-storage-daemon`, which the set-up brings.
+fn vhost() -> Result<()> {
+    setup::run(false)?;
+    command::run(&mut command::cargo(["build", "--release", "--package", "doorbell-vhost"]))?;
+    let run = ["run", "--release", "--package", "doorbell-tests", "--example", "vhost_bench"];
+    command::run(command::cargo(run).env("DOORBELL_BIN", layout::target().join("release/doorbell")))
 }

@@ -17,7 +17,7 @@ pub(crate) enum Part {
     Loom,
     /// The proof that no path of the core panics or allocates
     Panic,
-    /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
+    /// Clients without a guest: QEMU with our driver's and Windows' steps, SPDK, qemu-io, blkio; and the harness's own test
     Qtest,
     /// SeaBIOS and OVMF read from our disk
     Firmware,
@@ -47,7 +47,7 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
         (Part::Protocol, "protocol", protocol::run),
         (Part::Loom, "loom", concurrency::run),
         (Part::Panic, "panic", panic_proof::run),
-        (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
+        (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk", "clients"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),
     ];

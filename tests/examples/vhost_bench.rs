@@ -1,7 +1,8 @@
 //! Our vhost-user-blk backend beside QEMU's: `cargo xtask bench vhost`.
 //!
 //! One client, the driver of the crate `blkio`, polls one queue of one server at a time. Each round runs every server
-//! once, in turn, so that what else the machine does meets all alike; the table shows medians over the rounds.
+//! once, in turn, so that what else the machine does meets all alike; the table shows medians over the rounds. The
+//! client has one processor and the server another.
 //!
 //! | server | storage |
 //! | --- | --- |
@@ -12,13 +13,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use doorbell_tests::backend::Backend;
 use doorbell_tests::blkio::{Client, Operation};
+use doorbell_vhost::cpus::{self, CpuList};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 const DISK_BYTES: u64 = 256 << 20;
-const ROUNDS: usize = 7;
-const RUN: Duration = Duration::from_millis(700);
+/// Unless the command line says otherwise: `vhost_bench ROUNDS MILLISECONDS`, the latter for one load.
+const ROUNDS: u32 = 7;
+const RUN_MS: u64 = 500;
 
 /// Length of a request and how many are in flight.
 const LOADS: [(usize, usize); 4] = [(4 << 10, 1), (4 << 10, 16), (4 << 10, 64), (1 << 20, 4)];
@@ -26,24 +30,23 @@ const OPERATIONS: [Operation; 2] = [Operation::Read, Operation::Write];
 const SERVERS: [&str; 3] = ["QEMU", "file", "RAM"];
 
 fn main() -> Result<()> {
-    // `cargo test --benches` and the like only want to know that it runs.
-    let quick = std::env::args().any(|argument| argument == "--test");
-    let (rounds, run) = if quick { (1, Duration::from_millis(20)) } else { (ROUNDS, RUN) };
+    let mut arguments = std::env::args().skip(1);
+    let rounds = arguments.next().map_or(Ok(ROUNDS), |text| text.parse())?;
+    let run = Duration::from_millis(arguments.next().map_or(Ok(RUN_MS), |text| text.parse())?);
+    let CpuList(allowed) = cpus::allowed()?;
     let folder = tempfile::Builder::new().prefix("doorbell.").tempdir_in("/dev/shm")?;
     let image = folder.path().join("disk.img");
     fill(&image)?;
     let mut figures = Figures::default();
-    for round in 0..rounds {
+    for round in 0..rounds as usize {
         for server in 0..SERVERS.len() {
             // Each round begins with another one.
             let server = (server + round) % SERVERS.len();
-            let backend = start(server, &image)?;
+            let backend = start(server, &image, &allowed)?;
+            touch(backend.socket())?;
             for (row, (len, depth)) in LOADS.into_iter().enumerate() {
                 for (column, operation) in OPERATIONS.into_iter().enumerate() {
                     let mut client = Client::connect(backend.socket(), depth, len)?;
-                    if server == 2 && row == 0 && column == 0 {
-                        touch(backend.socket())?;
-                    }
                     client.measure(operation, depth, len, run / 10)?;
                     figures.add(row, column, server, client.measure(operation, depth, len, run)?);
                 }
@@ -72,7 +75,22 @@ fn touch(socket: &Path) -> Result<()> {
     (0..DISK_BYTES >> 20).try_for_each(|at| client.run(Operation::Write, at << 20, 1 << 20))
 }
 
-fn start(server: usize, image: &Path) -> Result<Backend> {
+/// Starts a server on the second processor that this process may use; the client goes on on the first.
+fn start(server: usize, image: &Path, allowed: &[usize]) -> Result<Backend> {
+    let [first, second, ..] = allowed[..] else { bail!("two processors are needed") };
+    run_on(second)?;
+    let backend = start_here(server, image);
+    run_on(first)?;
+    backend
+}
+
+fn run_on(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+fn start_here(server: usize, image: &Path) -> Result<Backend> {
     let image_text = image.to_str().context("a path in UTF-8")?;
     let size = format!("{DISK_BYTES}");
     match SERVERS[server] {
