@@ -51,6 +51,7 @@ pub mod command;
 pub mod controller;
 pub mod data;
 pub mod doorbell;
+pub mod engine;
 pub mod group;
 pub mod memory;
 pub mod message;

@@ -28,6 +28,7 @@ mod device_thread;
 pub mod devices_file;
 pub mod doorbell_page;
 pub mod endpoint;
+pub mod engine;
 pub mod fleet;
 pub mod interrupt;
 pub mod mailbox;

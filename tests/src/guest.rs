@@ -11,17 +11,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::layout;
-use crate::qemu::{Device, Qemu};
+use crate::machine::{Machine, Migration};
+use crate::qemu::{Device, Qemu, monitor};
 
 /// A guest to be started.
 #[derive(Clone, Debug)]
@@ -29,6 +28,7 @@ pub struct Guest {
     devices: Vec<Device>,
     scripts: Vec<String>,
     kernel: String,
+    pluggable: bool,
     limit: Duration,
 }
 
@@ -55,6 +55,7 @@ impl Guest {
             devices: vec![device],
             scripts: scripts.iter().map(|&script| script.to_owned()).collect(),
             kernel,
+            pluggable: false,
             limit: Duration::from_secs(600),
         }
     }
@@ -74,6 +75,13 @@ impl Guest {
         self
     }
 
+    /// With a port that a disk can be plugged into ([`Machine::plug`]).
+    #[must_use]
+    pub const fn pluggable(mut self) -> Self {
+        self.pluggable = true;
+        self
+    }
+
     /// How long it may run in all; 600 s if nothing else is said.
     #[must_use]
     pub const fn limit(mut self, limit: Duration) -> Self {
@@ -88,23 +96,22 @@ impl Guest {
 
     /// Runs the guest to its end. `answer` gets the words of each question and returns one line.
     pub fn run_with(self, mut answer: impl FnMut(&str) -> Result<String>) -> Result<Report> {
-        let mut qemu = self.start()?;
-        let mut stdin = qemu.process.child().stdin.take().context("QEMU has no standard input")?;
-        let stdout = qemu.process.child().stdout.take().context("QEMU has no standard output")?;
-        let lines = lines(stdout);
+        self.run_in(|question, _| answer(question))
+    }
 
+    /// The same for tests that do something to the machine.
+    pub fn run_in(&self, mut answer: impl FnMut(&str, &mut Machine) -> Result<String>) -> Result<Report> {
+        let mut machine = Machine::new(self.start(&self.devices, &[])?)?;
         let mut report = Report { console: String::new(), values: BTreeMap::new(), scripts: Vec::new() };
         let start = Instant::now();
         let mut script_start = start;
         let mut result = None;
         loop {
             let left = self.limit.saturating_sub(start.elapsed());
-            let line = match lines.recv_timeout(left) {
-                Ok(line) => line,
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {
-                    bail!("the guest has not ended within {:?}:\n{}", self.limit, report.console)
-                }
+            let line = match machine.line(left) {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(_) => bail!("the guest has not ended within {:?}:\n{}", self.limit, report.console),
             };
             report.console.push_str(&line);
             report.console.push('\n');
@@ -132,12 +139,12 @@ impl Guest {
                 }
                 "ASK" => {
                     // The guest hears of an error too, so that its console tells the whole story.
-                    let reply = answer(words);
+                    let reply = answer(words, &mut machine);
                     let text = match &reply {
                         Ok(text) => text.lines().next().unwrap_or("ok").to_owned(),
                         Err(error) => format!("error {error:#}").replace('\n', " "),
                     };
-                    writeln!(stdin, "{text}")?;
+                    machine.answer(&text)?;
                     reply
                         .with_context(|| format!("answer to `{words}`; the console:\n{}", report.console))?;
                 }
@@ -145,6 +152,7 @@ impl Guest {
                 _ => {}
             }
         }
+        let qemu = machine.qemu();
         let status = qemu.process.wait(Duration::from_secs(60))?;
         let result = result.ok_or_else(|| {
             anyhow!(
@@ -167,8 +175,13 @@ impl Guest {
         Ok(report)
     }
 
-    fn start(&self) -> Result<Qemu> {
-        Qemu::start(&self.devices, |folder, command| {
+    /// Moves the guest that runs in `machine` to another QEMU, whose one device is this.
+    pub fn migrate(&self, machine: &mut Machine, device: Device) -> Result<Migration> {
+        machine.migrate(self.start(&[device], &["-incoming", "defer"])?)
+    }
+
+    fn start(&self, devices: &[Device], more: &[&str]) -> Result<Qemu> {
+        Qemu::start(devices, |folder, command| {
             let image = self.image(folder)?;
             command
                 .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
@@ -179,8 +192,14 @@ impl Guest {
                 .arg(image)
                 .arg("-append")
                 .arg(format!("console=ttyS0 quiet loglevel=2 panic=0 iomem=relaxed {}", self.kernel))
+                .arg("-qmp")
+                .arg(format!("unix:{},server=on,wait=off", monitor(folder).display()))
+                .args(more)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped());
+            if self.pluggable {
+                command.args(["-device", "pcie-root-port,id=plug,slot=9"]);
+            }
             Ok(())
         })
     }
@@ -224,20 +243,4 @@ impl Guest {
         ensure!(cpio.wait()?.success(), "cpio could not append the scripts");
         Ok(image)
     }
-}
-
-fn lines(pipe: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut pipe = BufReader::new(pipe);
-        let mut line = Vec::new();
-        while pipe.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-            if sender.send(text).is_err() {
-                return;
-            }
-            line.clear();
-        }
-    });
-    receiver
 }

@@ -8,6 +8,7 @@
 //! | [`pci`] | configuration space, BARs, capabilities, MSI-X |
 //! | [`nvme`] | a small NVMe driver on top of these, with every step under the test's control |
 //! | [`guest`] | a Linux guest that runs scripts of `tests/guest/` and reports on its console |
+//! | [`machine`], [`qmp`] | the machine of a guest, to be migrated or to get a disk while it runs |
 //! | [`firmware`] | SeaBIOS and OVMF, and disks for them |
 //! | [`virtio`] | our server of a virtio disk, to be killed under a guest |
 //! | [`backend`], [`blkio`] | servers of virtio disks, ours and QEMU's, and a client of them without a VM |
@@ -25,10 +26,12 @@ pub mod doorbell;
 pub mod firmware;
 pub mod guest;
 pub mod layout;
+pub mod machine;
 pub mod nvme;
 pub mod pci;
 pub mod process;
 pub mod qemu;
+pub mod qmp;
 pub mod qtest;
 pub mod subject;
 pub mod virtio;

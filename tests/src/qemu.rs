@@ -95,11 +95,23 @@ impl Qemu {
         Ok(Self { process, folder })
     }
 
+    /// Where its monitor is, if it was started with one.
+    #[must_use]
+    pub fn monitor(&self) -> PathBuf {
+        monitor(self.folder.path())
+    }
+
     /// A folder that lives as long as the machine.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
+}
+
+/// The socket of a monitor.
+#[must_use]
+pub fn monitor(folder: &Path) -> PathBuf {
+    folder.join("monitor")
 }
 
 /// A raw image of `len_bytes` zero bytes in `folder`.

@@ -1,6 +1,6 @@
 //! `doorbell serve --vhost-user`, which a test may kill and start again under a running guest.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct VirtioServer {
     process: Process,
     socket: PathBuf,
-    image: PathBuf,
+    disk: String,
     _folder: TempDir,
 }
 
@@ -27,9 +27,26 @@ impl VirtioServer {
     /// With an image of `len_bytes` zero bytes.
     pub fn start(len_bytes: u64) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("doorbell.").tempdir()?;
-        let (socket, image) = (folder.path().join("blk.sock"), blank_image(folder.path(), len_bytes)?);
-        let process = serve(&socket, &image)?;
-        Ok(Self { process, socket, image, _folder: folder })
+        let image = blank_image(folder.path(), len_bytes)?;
+        Self::start_in(folder, format!("file={}", image.display()))
+    }
+
+    /// Of an image that is there.
+    pub fn start_on(image: &Path) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("doorbell.").tempdir()?;
+        Self::start_in(folder, format!("file={}", image.display()))
+    }
+
+    /// Another one on the same image, which it gets when this one lets go of it.
+    pub fn start_incoming(&self) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("doorbell.").tempdir()?;
+        Self::start_in(folder, format!("{},incoming", self.disk))
+    }
+
+    fn start_in(folder: TempDir, disk: String) -> Result<Self> {
+        let socket = folder.path().join("blk.sock");
+        let process = serve(&socket, &disk)?;
+        Ok(Self { process, socket, disk, _folder: folder })
     }
 
     /// The device for a machine.
@@ -44,7 +61,7 @@ impl VirtioServer {
         self.process.wait(LIMIT)?;
         // The socket that is left is nobody's; the new one takes its place.
         std::fs::remove_file(&self.socket)?;
-        self.process = serve(&self.socket, &self.image)?;
+        self.process = serve(&self.socket, &self.disk)?;
         Ok(())
     }
 
@@ -57,9 +74,9 @@ impl VirtioServer {
     }
 }
 
-fn serve(socket: &std::path::Path, image: &std::path::Path) -> Result<Process> {
+fn serve(socket: &Path, disk: &str) -> Result<Process> {
     let mut command = Command::new(program()?);
-    command.arg("serve").arg("--vhost-user").arg(socket).arg("--file").arg(image);
+    command.arg("serve").arg("--vhost-user").arg(socket).arg("--namespace").arg(disk);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut process = Process::start("doorbell serve", &mut command)?;
     wait_for("the server opens its socket", LIMIT, || {

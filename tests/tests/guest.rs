@@ -153,6 +153,28 @@ fn a_virtio_disk_survives_twenty_kills_of_its_server() -> Result<()> {
     server.into_inner().unwrap_or_else(PoisonError::into_inner).stop()
 }
 
+/// A running guest moves to another QEMU and back, twice, while fio verifies. Each QEMU has a server of its own, and
+/// both servers have the same image.
+#[test]
+fn a_virtio_disk_follows_a_live_migration() -> Result<()> {
+    let first = VirtioServer::start(64 << 20)?;
+    let second = first.start_incoming()?;
+    // Pages that the kernel clears before the device fills them would be seen to change in any case.
+    let guest = Guest::new(first.device(), &["migrate"]).kernel("init_on_alloc=0");
+    let mut migrations = Vec::new();
+    guest.run_in(|question, machine| {
+        ensure!(question == "migrate", "an unknown question: {question}");
+        let there = if migrations.len() % 2 == 0 { &second } else { &first };
+        let migration = guest.migrate(machine, there.device())?;
+        println!("{migration:?}");
+        migrations.push(migration);
+        Ok("ok".to_owned())
+    })?;
+    ensure!(migrations.len() == 4, "{} migrations", migrations.len());
+    first.stop()?;
+    second.stop()
+}
+
 /// A virtio disk grows under its guest, which sees it without a reboot.
 #[test]
 fn a_virtio_disk_grows_under_the_guest() -> Result<()> {

@@ -174,8 +174,14 @@ impl<const N: usize> Ascii<N> {
     /// As much of `text` as fits, with `?` for what isn't printable ASCII.
     #[must_use]
     pub const fn lossy(text: &str) -> Self {
+        Self::from_bytes(text.as_bytes())
+    }
+
+    /// As [`Ascii::lossy`], of bytes that are believed to be a text.
+    #[must_use]
+    pub const fn from_bytes(text: &[u8]) -> Self {
         let mut made = Self { bytes: [b' '; N], len: 0 };
-        let mut source = text.as_bytes();
+        let mut source = text;
         let mut target: &mut [u8] = &mut made.bytes;
         let mut len: u8 = 0;
         while let Some((first, source_rest)) = source.split_first()
@@ -197,8 +203,12 @@ impl<const N: usize> Ascii<N> {
     }
 
     /// The text alone.
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.len)).unwrap_or(&self.bytes)
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8] {
+        match self.bytes.split_at_checked(self.len as usize) {
+            Some((text, _)) => text,
+            None => &self.bytes,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use doorbell_vhost::device::{DeviceConfig, DoorbellMode, parse_mdts};
 use doorbell_vhost::devices_file::DevicesFile;
 use doorbell_vhost::endpoint::Endpoint;
 use doorbell_vhost::fleet::{Device, Fleet, StopSignals};
-use doorbell_vhost::vhost_user_blk::BlkConfig;
+use doorbell_vhost::vhost_user_blk::{BlkConfig, DataPath};
 
 use super::namespace_args::NamespaceArgs;
 use super::pollers::PollerArgs;
@@ -94,7 +94,15 @@ impl Serve {
                 anyhow::anyhow!("--vhost-user serves one disk, but {} namespaces are named", namespaces.len())
             })?;
             let endpoint = Endpoint::Path(socket);
-            return Ok(Device::Virtio(BlkConfig { endpoint, namespace, queues, pollers, cpus, serial }));
+            return Ok(Device::Virtio(BlkConfig {
+                endpoint,
+                namespace,
+                queues,
+                pollers,
+                cpus,
+                serial,
+                data_path: DataPath::Direct,
+            }));
         }
         let endpoint = match (self.socket, self.fd) {
             (Some(path), _) => Endpoint::Path(path),

@@ -12,7 +12,7 @@ use doorbell_vhost::endpoint::Endpoint;
 use doorbell_vhost::fleet::Device;
 use doorbell_vhost::namespace_spec::NamespaceSpec;
 use doorbell_vhost::storage::{Direct, StorageConfig};
-use doorbell_vhost::vhost_user_blk::BlkConfig;
+use doorbell_vhost::vhost_user_blk::{BlkConfig, DataPath};
 
 use super::pollers::PollerArgs;
 
@@ -89,6 +89,7 @@ impl VhostUserBlk {
             pollers: self.pollers.count()?,
             cpus: self.pollers.cpus()?,
             serial: self.serial,
+            data_path: DataPath::Direct,
         };
         super::serve::one(Device::Virtio(config))
     }

@@ -36,9 +36,6 @@ pub const MAX_NAMESPACES: usize = 32;
 /// Queue groups, and so poller threads, of a device at most.
 pub const MAX_GROUPS: usize = 16;
 
-/// The core's queue group in the size that this host uses.
-pub type Group = doorbell_core::group::QueueGroup<MAX_QUEUES, MAX_COMMANDS, MAX_NAMESPACES>;
-
 /// What a device's control thread is told.
 #[derive(Debug)]
 pub enum ControlMail {

@@ -14,7 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::fleet::Device;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{Direct, StorageConfig};
-use crate::vhost_user_blk::BlkConfig;
+use crate::vhost_user_blk::{BlkConfig, DataPath};
 
 /// A device, and where in the file its parts are.
 #[derive(Debug)]
@@ -131,6 +131,7 @@ fn device(
                 pollers,
                 cpus,
                 serial: serial.value(),
+                data_path: DataPath::Direct,
             }),
             Protocol::VfioUser => Device::Nvme(DeviceConfig {
                 endpoint,

@@ -5,12 +5,14 @@
 //! * `disk`: feature bits and configuration space.
 //! * `poller`: the threads; `queue`: a virtqueue at work; `ring`: its split ring; `chain`: descriptor chains as
 //!   pieces of memory; `window`: bounded access to what is shared.
+//! * `medium`: the way from there to the storage; `controlled`: the one through a queue group, over `lent` memory.
 //! * `dirty_log`, `queue_log`: the pages that were written, for live migration; `descriptors`: messages that the crate can't take.
 //! * `operator`: the control socket; `counters`: what it shows of a queue; `announce`: a guest hears of a resize.
 //! * `inflight`: what makes a killed backend's successor complete each request exactly once.
 //!
-//! **Direct, not through the NVMe core.** Requests go to [`crate::storage`] without becoming NVMe commands:
-//! the data path of a RAM disk is then one walk of the chain and one copy. Data is moved straight between the
+//! **Direct, unless asked otherwise.** Requests go to [`crate::storage`] without becoming NVMe commands: the data path
+//! of a RAM disk is then one walk of the chain and one copy. [`DataPath::QueueGroup`] sends them through the core's
+//! queue group, so that a sandbox can hold a virtio disk. Data is moved straight between the
 //! medium and guest memory (`readv` and `writev` by io_uring, or one `memcpy` a piece); per request there is no
 //! lock and no allocation.
 //!
@@ -28,12 +30,15 @@
 mod announce;
 mod backend;
 mod chain;
+mod controlled;
 mod counters;
 mod descriptors;
 mod dirty_log;
 mod disk;
 mod guest_memory;
 mod inflight;
+mod lent;
+mod medium;
 mod operator;
 mod poller;
 mod queue;
@@ -42,4 +47,5 @@ mod ring;
 mod server;
 mod window;
 
+pub use poller::DataPath;
 pub use server::{BlkConfig, BlkServeError, BlkServer};

@@ -1,8 +1,7 @@
 //! A virtqueue at work: from descriptor chains to storage operations and back.
 //!
-//! Requests go to the storage directly, as the same [`StorageCommand`]s that the NVMe side makes: a detour over
-//! submission queue entries would build and parse 64 bytes a request to arrive at the same place, and virtio
-//! knows no limit of a transfer (MDTS) that would have to be kept.
+//! Requests are the same [`StorageCommand`]s that the NVMe side makes; what they pass on their way is the
+//! [`Medium`]'s affair.
 //!
 //! A request that the storage has no room for is parsed again later; nothing of the first look is kept.
 #![expect(unsafe_code, reason = "lends guest memory to a storage")]
@@ -23,10 +22,11 @@ use super::chain::{Chain, StatusByte, TooManyPieces};
 use super::counters::QueueCounters;
 use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
 use super::inflight::InflightQueue;
+use super::medium::Medium;
 use super::queue_log::QueueLog;
 use super::ring::{Broken, Ring, RingAddresses, RingError, USED_IDX};
 use crate::memory::MemoryMap;
-use crate::storage::{IoContext, Operation, StorageCommand, StorageError, StorageQueue, Submission, Token};
+use crate::storage::{IoContext, Operation, StorageCommand, StorageError, Submission, Token};
 
 /// Requests that a queue may take in one turn.
 const BATCH: usize = 32;
@@ -38,7 +38,7 @@ const PUBLISH_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Io<'a> {
     pub(super) context: &'a mut IoContext,
-    pub(super) storage: &'a mut StorageQueue,
+    pub(super) storage: &'a mut Medium,
     pub(super) chain: &'a mut Chain,
     /// The queue's place on its poller.
     pub(super) lane: u16,
@@ -580,7 +580,7 @@ fn transfer(
     pieces: Result<&[libc::iovec], TooManyPieces>,
     token: Token,
     context: &mut IoContext,
-    storage: &mut StorageQueue,
+    storage: &mut Medium,
 ) -> Result<Step, StorageError> {
     let Ok(pieces) = pieces else { return Err(StorageError::BadSegments) };
     let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(StorageError::OutOfRange)?;

@@ -16,7 +16,7 @@ use super::backend::Backend;
 use super::descriptors::Descriptors;
 use super::disk::Disk;
 use super::operator::Operator;
-use super::poller::BlkPoller;
+use super::poller::{BlkPoller, DataPath};
 use crate::ctl::server::ControlSocket;
 use crate::endpoint::Endpoint;
 use crate::namespace_spec::NamespaceSpec;
@@ -38,6 +38,8 @@ pub struct BlkConfig {
     pub cpus: Vec<usize>,
     /// What a guest reads as the disk's serial number; the first 20 bytes count.
     pub serial: Option<String>,
+    /// The way of a request to the storage.
+    pub data_path: DataPath,
 }
 
 /// Why a disk can't be served.
@@ -98,7 +100,7 @@ impl BlkServer {
     /// # Errors
     /// See [`BlkServeError`].
     pub fn start(config: BlkConfig) -> Result<Self, BlkServeError> {
-        let BlkConfig { endpoint, namespace, queues, pollers, cpus, serial } = config;
+        let BlkConfig { endpoint, namespace, queues, pollers, cpus, serial, data_path } = config;
         let serial = serial.unwrap_or_else(|| "doorbell".into());
         if serial.len() > 20 || !serial.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Err(BlkServeError::Serial(serial));
@@ -110,7 +112,7 @@ impl BlkServer {
         let pollers: Arc<[BlkPoller]> = (0..pollers)
             .map(|index| {
                 let cpu = cpus.get(index).copied();
-                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage))
+                BlkPoller::start(format!("blk-poller-{index}"), cpu, Arc::clone(&disk.storage), data_path)
             })
             .collect::<Result<_, _>>()?;
         let source = endpoint.open(Naming::Socket)?;

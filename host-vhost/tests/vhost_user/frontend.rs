@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use doorbell_vhost::endpoint::Endpoint;
-use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
+use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer, DataPath};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -63,6 +63,15 @@ pub const HEADERS: u64 = 0x10_0000;
 /// Where data is, 64 KiB a head.
 pub const DATA: u64 = 0x20_0000;
 
+/// The data path that the tests are about: `DOORBELL_TEST_DATA_PATH`, `direct` where it isn't set.
+fn data_path() -> DataPath {
+    match std::env::var("DOORBELL_TEST_DATA_PATH").as_deref() {
+        Err(_) | Ok("direct") => DataPath::Direct,
+        Ok("queue-group") => DataPath::QueueGroup,
+        Ok(other) => panic!("DOORBELL_TEST_DATA_PATH={other}: direct or queue-group"),
+    }
+}
+
 /// A served disk in this process.
 #[derive(Debug)]
 pub struct Served {
@@ -82,6 +91,7 @@ impl Served {
             pollers,
             cpus: Vec::new(),
             serial: Some("serial 7".into()),
+            data_path: data_path(),
         });
         Self { socket, _server: server.unwrap(), _directory: directory }
     }
