@@ -1,8 +1,9 @@
 //! I/O commands as they leave the core: checked, in bytes, with nothing of NVMe left but the data pointer.
 
-use crate::data::{DataReader, Segments};
+use crate::data::{DataReader, DataStart, Direction, Segments};
 use crate::memory::DmaMemory;
 use crate::namespace::Namespace;
+use crate::spec::nvm;
 use crate::spec::status::Status;
 use crate::tag::Tag;
 
@@ -97,6 +98,23 @@ pub struct DeallocateRanges {
 }
 
 impl DeallocateRanges {
+    /// `count` ranges of `namespace` from a data pointer, for hosts whose core lives elsewhere.
+    #[must_use]
+    pub const fn from_start(start: DataStart, count: u16, namespace: Namespace) -> Self {
+        let len_bytes = (count as u32).wrapping_mul(nvm::DSM_RANGE_BYTES);
+        let segments = Segments::from_start(start, len_bytes, Direction::ToController);
+        Self { reader: DataReader::new(segments), namespace, left: count }
+    }
+
+    /// Where the ranges start and how many there are, or `None` once one has been read.
+    #[must_use]
+    pub const fn start(&self) -> Option<(DataStart, u16)> {
+        match self.reader.start() {
+            Some(start) => Some((start, self.left)),
+            None => None,
+        }
+    }
+
     /// The next range, read from guest memory exactly once, or `None` after the last. Empty ranges are passed
     /// over. An error ends the command with that status.
     pub fn next_range(&mut self, memory: &impl DmaMemory) -> Option<Result<Range, Status>> {

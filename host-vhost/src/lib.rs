@@ -9,6 +9,8 @@
 //! | [`device`] | one device: its control thread with the core's controller, and what its threads share |
 //! | [`poller`] | the threads that own queue groups and do the I/O |
 //! | [`storage`] | media behind namespaces |
+//! | [`fleet`] | the devices of one process |
+//! | [`devices_file`] | a file that describes them, and what can be wrong with it |
 //! | [`client`] | the other side: a vfio-user client and an NVMe driver, for the demo and for tests |
 //! | [`ctl`] | the control socket: counters, namespaces at run time |
 //!
@@ -18,10 +20,16 @@
 //! call belong to a single command.
 
 pub mod client;
+pub mod cpus;
 pub mod ctl;
 pub mod demo;
 pub mod device;
+mod device_thread;
+pub mod devices_file;
 pub mod doorbell_page;
+pub mod endpoint;
+pub mod engine;
+pub mod fleet;
 pub mod interrupt;
 pub mod mailbox;
 pub mod memory;

@@ -5,11 +5,10 @@ mod command;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let cli = command::Cli::parse();
+    let Some(cli) = command::Cli::of_process() else { return ExitCode::SUCCESS };
     let filter = EnvFilter::try_from_env("DOORBELL_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

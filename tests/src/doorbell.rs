@@ -85,13 +85,18 @@ impl Server {
     }
 
     fn operate(&self, verb: &[&str], arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(program()?);
-        command.args(verb).arg(&self.socket).args(arguments).stdin(Stdio::null());
-        let Output { status, stdout, stderr } = command.output()?;
-        let said = String::from_utf8_lossy(&stderr);
-        ensure!(status.success(), "doorbell {verb:?} {arguments:?} ended with {status}:\n{said}");
-        Ok(String::from_utf8(stdout)?)
+        operate(&self.socket, verb, arguments)
     }
+}
+
+/// `doorbell VERB SOCKET ARGUMENTS` for the device at that socket; what it printed.
+pub fn operate(socket: &Path, verb: &[&str], arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(program()?);
+    command.args(verb).arg(socket).args(arguments).stdin(Stdio::null());
+    let Output { status, stdout, stderr } = command.output()?;
+    let said = String::from_utf8_lossy(&stderr);
+    ensure!(status.success(), "doorbell {verb:?} {arguments:?} ended with {status}:\n{said}");
+    Ok(String::from_utf8(stdout)?)
 }
 
 /// The sum of every number with this key, however deep: a total over queues and controllers.

@@ -6,10 +6,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use doorbell_tests::doorbell::total;
+use doorbell_tests::doorbell::{operate, total};
 use doorbell_tests::guest::Guest;
+use doorbell_tests::qemu::Device;
 use doorbell_tests::subject::Subject;
 use doorbell_tests::virtio::VirtioServer;
+use serde_json::Value;
 
 /// The long boot: probe, verified I/O, administration, resets of every kind.
 #[test]
@@ -222,5 +224,24 @@ fn twenty_reboots_keep_a_virtio_disk() -> Result<()> {
     let mut boots = 0;
     guest.run_with(|question| Ok(count_boots(&mut boots, BOOTS, question)))?;
     ensure!(boots == BOOTS, "the guest booted {boots} times");
+    server.stop()
+}
+
+/// A virtio disk grows under its guest, which sees it without a reboot.
+#[test]
+fn a_virtio_disk_grows_under_the_guest() -> Result<()> {
+    let server = VirtioServer::start(64 << 20)?;
+    let device = server.device();
+    let Device::VhostUser(socket) = &device else { bail!("{device:?} is no virtio disk") };
+    Guest::new(device.clone(), &["resize"]).run_with(|question| match question {
+        "resize" => operate(socket, &["namespace", "resize"], &["1", "96M"]).map(|_| "ok".to_owned()),
+        other => bail!("an unknown question: {other}"),
+    })?;
+    let stat: Value = serde_json::from_str(&operate(socket, &["stat", "--json"], &[])?)?;
+    println!("{stat}");
+    ensure!(stat["disk"]["size_bytes"] == 96 << 20, "the server says {}", stat["disk"]["size_bytes"]);
+    // The guest wrote 2 MiB and read more than that.
+    ensure!(total(&stat, "bytes_written") >= 2 << 20 && total(&stat, "bytes_read") > 2 << 20);
+    ensure!(total(&stat, "errors") == 0 && total(&stat, "kicks") > 0 && total(&stat, "notifications") > 0);
     server.stop()
 }

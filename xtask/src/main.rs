@@ -10,6 +10,7 @@ mod layout;
 mod report;
 mod setup;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -38,6 +39,15 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build for speed and install: `bin/doorbell`, the vhost-user backend, its description for management tools
+    Install {
+        /// Where it will be found
+        #[arg(long, default_value = "/usr/local")]
+        prefix: PathBuf,
+        /// A folder that stands for the root of the file system, for those who make packages
+        #[arg(long, default_value = "/")]
+        destdir: PathBuf,
+    },
     /// Run the set-up and the tests: every part, or the parts named
     Test {
         /// The parts to run; none means all of them
@@ -60,6 +70,7 @@ fn main() -> ExitCode {
     match arguments.task {
         Task::Setup { force } => report.run("setup", || setup::run(force)),
         Task::Demo { arguments } => report.run("demo", || job::demo::run(&arguments)),
+        Task::Install { prefix, destdir } => report.run("install", || job::install::run(&destdir, &prefix)),
         Task::Test { parts } => job::test::run(&parts, &mut report),
         Task::Lint => job::lint::run(&mut report),
         Task::Bench { arguments } => report.run("bench", || job::bench::run(&arguments)),

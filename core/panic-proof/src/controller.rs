@@ -31,6 +31,15 @@ pub fn exercise() {
         2 => ResetKind::D3hot,
         _ => ResetKind::Disconnect,
     });
+    if flag() {
+        *controller = Full::blank();
+        controller.configure(ControllerConfig {
+            groups: half(),
+            io_queues: half(),
+            mdts_bytes: dword(),
+            ..ControllerConfig::DEFAULT
+        });
+    }
     sink(u64::from(controller.quiesced()));
     controller.handle_unmap(word(), word());
     if let Some(HostRequest::FlushAll { abrupt }) = controller.poll_host_request() {

@@ -38,6 +38,10 @@ pub fn exercise() {
     if let Some(message) = group.poll_message() {
         sink_message(message);
     }
+    if flag() {
+        *group = Group::blank();
+        group.configure(GroupConfig { mdts_bytes: dword(), posted_registers: flag() });
+    }
     sink(group.in_flight() as u64);
     sink(group.dropped_events());
     match byte() {

@@ -8,6 +8,7 @@ use super::{Answer, Controller, PendingCommand};
 use crate::doorbell::Registers;
 use crate::memory::DmaMemory;
 use crate::message::GroupRequest;
+use crate::place::Place;
 use crate::spec::admin::AdminOpcode;
 use crate::spec::queue_entry::SubmissionQueueEntry;
 use crate::spec::status::Status;
@@ -31,7 +32,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.smart.tick(now_ns);
         self.advance(memory, registers);
         // Also after a shutdown: the head lowers a pin-based interrupt.
-        if let Some(admin) = &mut self.admin {
+        if let Some(admin) = self.admin.as_mut() {
             let polled = admin.poll_head(memory, registers);
             self.admin_queue_result(polled);
         }
@@ -40,7 +41,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         }
         self.finish_pending(memory, registers);
         for _ in 0..COMMANDS_PER_POLL {
-            if self.pending.is_some() || !self.is_executing() {
+            if !self.pending.is_empty() || !self.is_executing() {
                 break;
             }
             let Some(command) = self.fetch(memory, registers) else { break };
@@ -50,7 +51,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         if !self.is_executing() {
             return false;
         }
-        let has_work = self.pending.is_none() && self.admin.as_ref().is_some_and(|admin| admin.has_work());
+        let has_work = self.pending.is_empty() && self.admin.as_ref().is_some_and(|admin| admin.has_work());
         has_work || self.arm(memory, registers)
     }
 
@@ -77,13 +78,13 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         match self.dispatch(memory, command) {
             Ok(Answer::Result(result)) => self.complete(memory, command, Ok(result)),
             Ok(Answer::Held) => {
-                if let Some(admin) = &mut self.admin {
+                if let Some(admin) = self.admin.as_mut() {
                     admin.release();
                 }
             }
             Ok(answer @ (Answer::ForGroup(_, request) | Answer::ForAllGroups(request))) => {
                 self.groups.send_command(self.groups_for(&answer));
-                self.pending = Some(PendingCommand::new(*command, request));
+                self.pending = Place::Full(PendingCommand::new(*command, request));
             }
             Err(status) => self.complete(memory, command, Err(status)),
         }
@@ -151,7 +152,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
                 self.finish_smart_log(memory, &pending.command)?;
             }
             GroupRequest::SetDoorbellBuffer(buffer) => {
-                if let Some(admin) = &mut self.admin {
+                if let Some(admin) = self.admin.as_mut() {
                     let attached = admin.attach(memory, registers, buffer);
                     if attached == Err(AdminQueueError::Shadow) {
                         self.clear_doorbell_buffer();
@@ -189,7 +190,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     }
 
     fn post(&mut self, memory: &impl DmaMemory, cid: u16, status: Status, result: u32) {
-        let Some(admin) = &mut self.admin else { return };
+        let Some(admin) = self.admin.as_mut() else { return };
         match admin.post(memory, cid, status, result) {
             Ok(()) => self.interrupt_due = true,
             Err(_) => self.registers.status.set_cfs(true),
@@ -211,9 +212,9 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     }
 
     fn arm(&mut self, memory: &impl DmaMemory, registers: &Registers) -> bool {
-        let Some(admin) = &mut self.admin else { return false };
+        let Some(admin) = self.admin.as_mut() else { return false };
         match admin.arm(memory, registers) {
-            Ok(moved) => moved && self.pending.is_none(),
+            Ok(moved) => moved && self.pending.is_empty(),
             Err(error) => {
                 self.admin_queue_result(Err(error));
                 false

@@ -72,6 +72,29 @@ impl ControllerConfig {
         subsystem_nqn: Ascii::lossy("nqn.2014-08.org.nvmexpress:uuid:d0072be1-1000-4000-8000-000000000000"),
     };
 
+    /// Zero bytes: what a controller has before it is configured.
+    pub(super) const BLANK: Self = Self {
+        groups: 0,
+        io_queues: 0,
+        max_queue_entries: 0,
+        mdts_bytes: 0,
+        vectors: 0,
+        page_shift_min: 0,
+        page_shift_max: 0,
+        timeout_500ms: 0,
+        doorbell_buffer: false,
+        sgl: false,
+        write_cache: false,
+        controller_id: 0,
+        vendor_id: 0,
+        subsystem_vendor_id: 0,
+        ieee_oui: [0; 3],
+        serial: Ascii::BLANK,
+        model: Ascii::BLANK,
+        firmware: Ascii::BLANK,
+        subsystem_nqn: Ascii::BLANK,
+    };
+
     /// The same with every value in range for tables of these sizes.
     pub(super) const fn in_range(mut self, groups: usize, queues: usize) -> Self {
         self.groups = at_most(at_least(self.groups, 1), groups);
@@ -131,6 +154,9 @@ pub struct Ascii<const N: usize> {
 }
 
 impl<const N: usize> Ascii<N> {
+    /// Zero bytes.
+    const BLANK: Self = Self { bytes: [0; N], len: 0 };
+
     /// `text`, or `None` where it is longer than `N` bytes or not printable ASCII.
     #[must_use]
     pub const fn new(text: &str) -> Option<Self> {
@@ -148,8 +174,14 @@ impl<const N: usize> Ascii<N> {
     /// As much of `text` as fits, with `?` for what isn't printable ASCII.
     #[must_use]
     pub const fn lossy(text: &str) -> Self {
+        Self::from_bytes(text.as_bytes())
+    }
+
+    /// As [`Ascii::lossy`], of bytes that are believed to be a text.
+    #[must_use]
+    pub const fn from_bytes(text: &[u8]) -> Self {
         let mut made = Self { bytes: [b' '; N], len: 0 };
-        let mut source = text.as_bytes();
+        let mut source = text;
         let mut target: &mut [u8] = &mut made.bytes;
         let mut len: u8 = 0;
         while let Some((first, source_rest)) = source.split_first()
@@ -171,8 +203,12 @@ impl<const N: usize> Ascii<N> {
     }
 
     /// The text alone.
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.len)).unwrap_or(&self.bytes)
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8] {
+        match self.bytes.split_at_checked(self.len as usize) {
+            Some((text, _)) => text,
+            None => &self.bytes,
+        }
     }
 }
 

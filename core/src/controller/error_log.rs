@@ -7,7 +7,7 @@ use crate::spec::status::Status;
 /// The newest entries, and how many there ever were.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ErrorLog<const ERRORS: usize> {
-    entries: [Option<Entry>; ERRORS],
+    entries: [Entry; ERRORS],
     /// Index of the place for the next entry.
     next: usize,
     /// Entries over the life of the controller, earlier lives of the host included.
@@ -16,6 +16,7 @@ pub(super) struct ErrorLog<const ERRORS: usize> {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
+    /// Entries up to this one; 0 where the place is empty.
     count: u64,
     error: ControllerError,
 }
@@ -59,13 +60,15 @@ impl From<CommandError> for ControllerError {
 
 impl<const ERRORS: usize> ErrorLog<ERRORS> {
     pub(super) const fn new() -> Self {
-        Self { entries: [None; ERRORS], next: 0, count: 0 }
+        const EMPTY: ControllerError =
+            ControllerError { sqid: 0, cid: 0, status: Status::SUCCESS, lba: 0, nsid: 0 };
+        Self { entries: [Entry { count: 0, error: EMPTY }; ERRORS], next: 0, count: 0 }
     }
 
     pub(super) fn push(&mut self, error: ControllerError) {
         self.count = self.count.saturating_add(1);
         if let Some(place) = self.entries.get_mut(self.next) {
-            *place = Some(Entry { count: self.count, error });
+            *place = Entry { count: self.count, error };
         }
         self.next = self.next.wrapping_add(1);
         if self.next >= ERRORS {
@@ -85,7 +88,12 @@ impl<const ERRORS: usize> ErrorLog<ERRORS> {
     /// The entries, newest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = ErrorInformationEntry> + '_ {
         let (newer, older) = self.entries.split_at_checked(self.next).unwrap_or((&self.entries, &[]));
-        newer.iter().rev().chain(older.iter().rev()).flatten().map(ErrorInformationEntry::from)
+        newer
+            .iter()
+            .rev()
+            .chain(older.iter().rev())
+            .filter(|entry| entry.count != 0)
+            .map(ErrorInformationEntry::from)
     }
 }
 

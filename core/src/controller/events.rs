@@ -76,6 +76,7 @@ impl Event {
 
 /// A place for an Asynchronous Event Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 enum Request {
     None,
     Held(u16),

@@ -37,21 +37,32 @@ pub(super) struct Features {
 }
 
 impl Features {
+    /// Every feature 0.
+    pub(super) const fn blank() -> Self {
+        Self {
+            arbitration: 0,
+            power: 0,
+            over_temperature: 0,
+            under_temperature: 0,
+            write_cache: false,
+            queues: NumberOfQueues::new(),
+            coalescing: Coalescing { threshold_z: 0, time_100us: 0 },
+            uncoalesced: 0,
+            write_atomicity: 0,
+            events: 0,
+        }
+    }
+
     /// The defaults.
     pub(super) const fn new(config: &ControllerConfig) -> Self {
         let queues_z = config.io_queues.saturating_sub(1);
         Self {
             // Arbitration Burst 111b: no limit.
             arbitration: 7,
-            power: 0,
             over_temperature: WARNING_TEMPERATURE,
-            under_temperature: 0,
             write_cache: config.write_cache,
             queues: NumberOfQueues::new().with_submission_z(queues_z).with_completion_z(queues_z),
-            coalescing: Coalescing { threshold_z: 0, time_100us: 0 },
-            uncoalesced: 0,
-            write_atomicity: 0,
-            events: 0,
+            ..Self::blank()
         }
     }
 

@@ -49,6 +49,7 @@ impl GroupSet {
 
 /// What is under way to one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum UnderWay {
     Nothing,
     Reset,

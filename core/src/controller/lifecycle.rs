@@ -13,6 +13,7 @@ use super::features::Features;
 use super::{Controller, HostReply, HostRequest};
 use crate::doorbell::Registers;
 use crate::memory::{Access, DmaMemory};
+use crate::place::Place;
 use crate::spec::register::{AdminQueueAttributes, ControllerConfiguration};
 use crate::sync::Ordering;
 
@@ -46,6 +47,7 @@ pub(super) enum Lifecycle {
 
 /// Shutdown (CC.SHN, CSTS.SHST).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Shutdown {
     /// No shutdown.
     None,
@@ -101,14 +103,14 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         if self.doorbell_buffer.as_ref().is_some_and(touches) {
             self.clear_doorbell_buffer();
         }
-        if let Some(pending) = &mut self.pending {
+        if let Some(pending) = self.pending.as_mut() {
             pending.fail_if_doorbell_buffer(touches);
         }
     }
 
     pub(super) fn clear_doorbell_buffer(&mut self) {
         self.doorbell_buffer = None;
-        if let Some(admin) = &mut self.admin {
+        if let Some(admin) = self.admin.as_mut() {
             admin.detach();
         }
         self.groups.clear_doorbell_buffers();
@@ -164,12 +166,12 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.registers.status.set_shst(1);
         // Whatever is still in flight is given up: a driver has let its commands finish by now (section 3.6.1).
         if !matches!(self.lifecycle, Lifecycle::Disabled | Lifecycle::Resetting) {
-            self.pending = None;
+            self.pending = Place::Empty;
             self.groups.reset_all();
             self.namespaces.groups_were_reset();
         }
         self.doorbell_buffer = None;
-        if let Some(admin) = &mut self.admin {
+        if let Some(admin) = self.admin.as_mut() {
             admin.detach();
         }
     }
@@ -178,8 +180,8 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     fn begin_reset(&mut self) {
         let nothing_to_forget =
             self.lifecycle == Lifecycle::Disabled || self.lifecycle == Lifecycle::Resetting;
-        self.pending = None;
-        self.admin = None;
+        self.pending = Place::Empty;
+        self.admin = Place::Empty;
         self.doorbell_buffer = None;
         self.interrupt_due = false;
         self.queues.clear();
@@ -225,7 +227,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         match self.admin_queue(memory) {
             Some(admin) => {
                 self.page_shift = page_shift(self.registers.configuration);
-                self.admin = Some(admin);
+                self.admin = Place::Full(admin);
                 self.lifecycle = Lifecycle::Running;
                 self.registers.status.set_rdy(true);
             }

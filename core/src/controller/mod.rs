@@ -39,6 +39,7 @@ use crate::data::{DataWriter, Segments};
 use crate::doorbell::Registers;
 use crate::memory::DmaMemory;
 use crate::message::{DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics};
+use crate::place::Place;
 use crate::spec::queue_entry::SubmissionQueueEntry;
 use crate::spec::register::DOORBELLS;
 use crate::spec::status::Status;
@@ -74,11 +75,11 @@ pub struct Controller<
     /// The host has been asked to flush and hasn't answered.
     flush_under_way: bool,
     /// There while the controller is ready.
-    admin: Option<AdminQueue>,
+    admin: Place<AdminQueue>,
     /// Memory page size as a power of two, as it was when the controller was enabled.
     page_shift: u8,
     doorbell_buffer: Option<DoorbellBuffer>,
-    pending: Option<PendingCommand>,
+    pending: Place<PendingCommand>,
     interrupt_due: bool,
     queues: Queues<QUEUES>,
     groups: Groups<GROUPS>,
@@ -150,31 +151,39 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     /// A disabled controller without namespaces.
     #[must_use]
     pub const fn new(config: ControllerConfig) -> Self {
+        let mut controller = Self::blank();
+        controller.configure(config);
+        controller
+    }
+
+    /// A controller that is zero bytes throughout, so that a static of it takes no room in flash. It can't be
+    /// enabled until [`Controller::configure`] has told it what it is.
+    #[must_use]
+    pub const fn blank() -> Self {
         const {
             assert!(GROUPS >= 1 && GROUPS <= 64, "1 to 64 groups");
             assert!(QUEUES >= 1 && QUEUES <= 511, "1 to 511 queue pairs");
             assert!(NAMESPACES >= 1 && NAMESPACES <= 1024, "1 to 1024 namespaces");
             assert!(ERRORS >= 1 && ERRORS <= 256, "1 to 256 error log entries");
         }
-        let config = config.in_range(GROUPS, QUEUES);
         Self {
-            config,
-            registers: RegisterFile::new(&config),
+            config: ControllerConfig::BLANK,
+            registers: RegisterFile::blank(),
             lifecycle: Lifecycle::Disabled,
             shutdown: Shutdown::None,
             flush_under_way: false,
-            admin: None,
-            page_shift: 12,
+            admin: Place::Empty,
+            page_shift: 0,
             doorbell_buffer: None,
-            pending: None,
+            pending: Place::Empty,
             interrupt_due: false,
             queues: Queues::new(),
-            groups: Groups::new(config.groups),
+            groups: Groups::new(0),
             namespaces: Namespaces::new(),
-            features: Features::new(&config),
+            features: Features::blank(),
             events: Events::new(),
             errors: ErrorLog::new(),
-            smart: Smart::new(),
+            smart: Smart::blank(),
             statistics: [GroupStatistics {
                 bytes_read: 0,
                 bytes_written: 0,
@@ -184,6 +193,16 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
                 error_log_entries: 0,
             }; GROUPS],
         }
+    }
+
+    /// Configures a controller that nobody has used yet; namespaces are added afterwards.
+    pub const fn configure(&mut self, config: ControllerConfig) {
+        self.config = config.in_range(GROUPS, QUEUES);
+        self.registers = RegisterFile::new(&self.config);
+        self.page_shift = self.config.page_shift_min;
+        self.groups = Groups::new(self.config.groups);
+        self.features = Features::new(&self.config);
+        self.smart = Smart::new();
     }
 
     /// The configuration as it was brought into range.
@@ -205,7 +224,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
                 }
                 Due::Nothing => match self.namespaces.take_due(group) {
                     Some((index, request)) => (UnderWay::Namespace(index), request),
-                    None => match &self.pending {
+                    None => match self.pending.as_ref() {
                         Some(pending) if self.groups.command_due.remove(group) => {
                             self.groups.command_sent.insert(group);
                             (UnderWay::Command, pending.request)
@@ -245,7 +264,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             }
             UnderWay::Command => {
                 self.groups.command_sent.remove(group);
-                if let Some(pending) = &mut self.pending {
+                if let Some(pending) = self.pending.as_mut() {
                     match reply {
                         GroupReply::Failed(status) => pending.failure = Some(status),
                         GroupReply::Abort { aborted } => pending.aborted |= aborted,

@@ -8,6 +8,7 @@ use super::groups::GroupSet;
 use super::{Controller, Event, Lifecycle};
 use crate::message::GroupRequest;
 use crate::namespace::Namespace;
+use crate::place::Place;
 use crate::spec::admin::ALL_NAMESPACES;
 use crate::spec::status::Status;
 
@@ -127,14 +128,14 @@ impl Entry {
 /// The table; the namespace identifier is the index plus 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Namespaces<const NAMESPACES: usize> {
-    entries: [Option<Entry>; NAMESPACES],
+    entries: [Place<Entry>; NAMESPACES],
     /// Changed since the driver read the Changed Namespace List.
     changed: [bool; NAMESPACES],
 }
 
 impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     pub(super) const fn new() -> Self {
-        Self { entries: [None; NAMESPACES], changed: [false; NAMESPACES] }
+        Self { entries: [Place::Empty; NAMESPACES], changed: [false; NAMESPACES] }
     }
 
     /// Number of Namespaces (NN): constant, because drivers size tables by it.
@@ -145,7 +146,7 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
 
     /// The active namespaces above `nsid`, ascending.
     pub(super) fn active_above(&self, nsid: u32) -> impl Iterator<Item = u32> + '_ {
-        let visible = |entry: &Option<Entry>| entry.is_some_and(|entry| entry.is_visible());
+        let visible = |entry: &Place<Entry>| entry.as_ref().is_some_and(Entry::is_visible);
         (1..)
             .zip(&self.entries)
             .filter(move |(_, entry)| visible(entry))
@@ -220,7 +221,7 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     /// What `group` is to be told, and the index that its answer belongs to.
     pub(super) fn take_due(&mut self, group: u16) -> Option<(u16, GroupRequest)> {
         for (index, entry) in (0u16..).zip(&mut self.entries) {
-            let Some(entry) = entry else { continue };
+            let Some(entry) = entry.as_mut() else { continue };
             if entry.due.remove(group) {
                 entry.sent.insert(group);
                 let nsid = u32::from(index).saturating_add(1);
@@ -270,7 +271,7 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     }
 
     fn first_free(&self) -> Option<u32> {
-        (1..).zip(&self.entries).find(|(_, entry)| entry.is_none()).map(|(nsid, _)| nsid)
+        (1..).zip(&self.entries).find(|(_, entry)| entry.is_empty()).map(|(nsid, _)| nsid)
     }
 
     fn has_identifier_of(&self, config: &NamespaceConfig) -> bool {
@@ -285,10 +286,10 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     /// The next change to tell the host.
     fn take_report(&mut self) -> Option<NamespaceChange> {
         for place in &mut self.entries {
-            let Some(entry) = place else { continue };
+            let Some(entry) = place.as_mut() else { continue };
             if let Some(report) = entry.report.take() {
                 if entry.state == State::Removed {
-                    *place = None;
+                    *place = Place::Empty;
                 }
                 return Some(report);
             }
@@ -328,10 +329,10 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         };
         let place = index(nsid).and_then(|index| self.namespaces.entries.get_mut(index));
         let place = place.ok_or(NamespaceError::InvalidNsid)?;
-        if place.is_some() {
+        if !place.is_empty() {
             return Err(NamespaceError::InUse);
         }
-        *place = Some(Entry {
+        *place = Place::Full(Entry {
             shape,
             config,
             state: State::Adding,

@@ -30,9 +30,10 @@ pub(super) struct RegisterFile {
 }
 
 impl RegisterFile {
-    pub(super) const fn new(config: &ControllerConfig) -> Self {
+    /// Every register 0.
+    pub(super) const fn blank() -> Self {
         Self {
-            capabilities: capabilities(config),
+            capabilities: Capabilities::new(),
             interrupt_mask: 0,
             configuration: ControllerConfiguration::new(),
             status: ControllerStatus::new(),
@@ -40,6 +41,10 @@ impl RegisterFile {
             asq: 0,
             acq: 0,
         }
+    }
+
+    pub(super) const fn new(config: &ControllerConfig) -> Self {
+        Self { capabilities: capabilities(config), ..Self::blank() }
     }
 
     /// The byte image that every read is cut out of. Reserved registers, and those of features that are absent

@@ -49,20 +49,29 @@ pub(super) struct Smart {
 }
 
 impl Smart {
-    pub(super) const fn new() -> Self {
+    /// Counters, time and temperature 0.
+    pub(super) const fn blank() -> Self {
         let base = SmartCounters {
             bytes_read: 0,
             bytes_written: 0,
             read_commands: 0,
             write_commands: 0,
             busy_ns: 0,
-            power_cycles: 1,
+            power_cycles: 0,
             power_on_ns: 0,
             unsafe_shutdowns: 0,
             media_errors: 0,
             error_log_entries: 0,
         };
-        Self { base, started_ns: None, now_ns: 0, temperature: COMPOSITE_TEMPERATURE }
+        Self { base, started_ns: None, now_ns: 0, temperature: 0 }
+    }
+
+    /// The first life.
+    pub(super) const fn new() -> Self {
+        let mut smart = Self::blank();
+        smart.base.power_cycles = 1;
+        smart.temperature = COMPOSITE_TEMPERATURE;
+        smart
     }
 
     pub(super) fn continue_from(&mut self, counters: SmartCounters) {

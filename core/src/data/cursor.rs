@@ -1,6 +1,6 @@
 //! Small pieces in and out of a command's guest memory, in order: no page-sized buffer anywhere.
 
-use super::{Segment, Segments};
+use super::{DataStart, Segment, Segments};
 use crate::memory::DmaMemory;
 use crate::spec::status::Status;
 
@@ -86,8 +86,18 @@ pub struct DataReader(Cursor);
 impl DataReader {
     /// A reader at the start of `segments`.
     #[must_use]
-    pub fn new(segments: Segments) -> Self {
+    pub const fn new(segments: Segments) -> Self {
         Self(Cursor { segments, current: None })
+    }
+
+    /// Where the walk starts, or `None` once something has been read.
+    #[inline]
+    #[must_use]
+    pub const fn start(&self) -> Option<DataStart> {
+        match &self.0.current {
+            None => self.0.segments.start(),
+            Some(_) => None,
+        }
     }
 
     /// Fills `buffer` from the position.

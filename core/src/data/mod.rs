@@ -45,6 +45,27 @@ impl Segment {
     }
 }
 
+/// A data pointer as it stood in its command: what a walk starts from, in plain numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataStart {
+    /// Two Physical Region Page entries.
+    Prp {
+        /// PRP1.
+        first: u64,
+        /// PRP2: a page or a list.
+        second: u64,
+        /// Memory page size as a power of two.
+        page_shift: u8,
+    },
+    /// One SGL descriptor, as two qwords.
+    Sgl {
+        /// Address.
+        low: u64,
+        /// Length in bytes in bits 31:0, SGL Identifier in bits 63:56.
+        high: u64,
+    },
+}
+
 /// The walk over a command's data pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments {
@@ -104,6 +125,30 @@ impl Segments {
     pub fn from_prp(entry: &SubmissionQueueEntry, len_bytes: u32, page_shift: u8) -> Self {
         let walk = PrpWalk::new(entry.prp1.get(), entry.prp2.get(), len_bytes, page_shift);
         Self { walk: Walk::Prp(walk), ahead: None }
+    }
+
+    /// A walk of `len_bytes` bytes from a data pointer, for hosts whose core lives elsewhere.
+    #[inline]
+    #[must_use]
+    pub const fn from_start(start: DataStart, len_bytes: u32, direction: Direction) -> Self {
+        let walk = match start {
+            DataStart::Prp { first, second, page_shift } => {
+                Walk::Prp(PrpWalk::new(first, second, len_bytes, page_shift))
+            }
+            DataStart::Sgl { low, high } => Walk::Sgl(SglWalk::new(low, high, len_bytes, direction)),
+        };
+        Self { walk, ahead: None }
+    }
+
+    /// Where the walk starts, or `None` once it has begun.
+    #[inline]
+    #[must_use]
+    pub const fn start(&self) -> Option<DataStart> {
+        match (&self.walk, &self.ahead) {
+            (Walk::Prp(walk), None) => walk.start(),
+            (Walk::Sgl(walk), None) => walk.start(),
+            _ => None,
+        }
     }
 
     /// The next piece, as large as neighbouring entries make it, or `None` after the last.

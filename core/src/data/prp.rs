@@ -1,6 +1,6 @@
 //! Physical Region Page entries and lists (NVM Express Base Specification 2.0, section 4.1.1).
 
-use super::Segment;
+use super::{DataStart, Segment};
 use crate::memory::DmaMemory;
 use crate::spec::status::Status;
 
@@ -31,8 +31,17 @@ enum Next {
 }
 
 impl PrpWalk {
-    pub(super) fn new(prp1: u64, prp2: u64, len_bytes: u32, page_shift: u8) -> Self {
+    pub(super) const fn new(prp1: u64, prp2: u64, len_bytes: u32, page_shift: u8) -> Self {
         Self { next: Next::First(prp1), prp2, left: len_bytes, page_shift }
+    }
+
+    pub(super) const fn start(&self) -> Option<DataStart> {
+        match self.next {
+            Next::First(first) => {
+                Some(DataStart::Prp { first, second: self.prp2, page_shift: self.page_shift })
+            }
+            Next::Second | Next::List(_) => None,
+        }
     }
 
     #[inline]

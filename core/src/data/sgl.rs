@@ -4,7 +4,7 @@
 //! alignment or granularity requirement. Not supported, and refused with SGL Descriptor Type Invalid: keyed
 //! and transport descriptors, other subtypes. An SGL must describe exactly the bytes that the command moves.
 
-use super::{Direction, Segment};
+use super::{DataStart, Direction, Segment};
 use crate::memory::DmaMemory;
 use crate::spec::status::Status;
 
@@ -31,7 +31,7 @@ struct Descriptor {
 impl Descriptor {
     /// From the two qwords of the data pointer or of a list.
     #[expect(clippy::cast_possible_truncation, reason = "fields are cut out of their qword")]
-    fn from_qwords(low: u64, high: u64) -> Self {
+    const fn from_qwords(low: u64, high: u64) -> Self {
         Self { address: low, len_bytes: high as u32, identifier: (high >> 56) as u8 }
     }
 
@@ -75,12 +75,22 @@ pub(super) struct SglWalk {
 }
 
 impl SglWalk {
-    pub(super) fn new(low: u64, high: u64, len_bytes: u32, direction: Direction) -> Self {
+    pub(super) const fn new(low: u64, high: u64, len_bytes: u32, direction: Direction) -> Self {
         Self {
             position: Position::Inline(Descriptor::from_qwords(low, high)),
             left: len_bytes,
             budget: MAX_SGL_DESCRIPTORS,
             direction,
+        }
+    }
+
+    pub(super) const fn start(&self) -> Option<DataStart> {
+        match self.position {
+            Position::Inline(descriptor) => {
+                let Descriptor { address, len_bytes, identifier } = descriptor;
+                Some(DataStart::Sgl { low: address, high: len_bytes as u64 | (identifier as u64) << 56 })
+            }
+            Position::In { .. } => None,
         }
     }
 

@@ -3,10 +3,11 @@
 //! Read first: NVM Express Base Specification 2.0, section 5.27.1.6 (coalescing); PCIe Transport Specification
 //! 1.0, section 3.5.
 
-use super::{QueueGroup, remove};
+use super::{QueueGroup, get_mut, remove};
 use crate::doorbell::Registers;
 use crate::memory::DmaMemory;
 use crate::message::Coalescing;
+use crate::place::Place;
 
 impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     QueueGroup<QUEUES, COMMANDS, NAMESPACES>
@@ -25,18 +26,21 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let coalescing = self.coalescing;
         let mut position = 0;
         while let Some(&index) = self.unannounced.get(position) {
-            let Some(Some(completion)) = self.completion.get_mut(usize::from(index)) else {
+            let Some(completion) = get_mut(&mut self.completion, index) else {
                 remove(&mut self.unannounced, position);
                 continue;
             };
-            let since = *completion.since.get_or_insert(now_ns);
-            if completion.coalesce && !coalescing.is_due(completion.unannounced, now_ns.saturating_sub(since))
-            {
+            if !completion.is_waiting {
+                completion.is_waiting = true;
+                completion.since_ns = now_ns;
+            }
+            let waited_ns = now_ns.saturating_sub(completion.since_ns);
+            if completion.coalesce && !coalescing.is_due(completion.unannounced, waited_ns) {
                 position = position.wrapping_add(1);
                 continue;
             }
             completion.unannounced = 0;
-            completion.since = None;
+            completion.is_waiting = false;
             completion.interrupts = completion.interrupts.wrapping_add(1);
             let vector = completion.vector;
             remove(&mut self.unannounced, position);
@@ -61,7 +65,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let time_ns = self.coalescing.time_ns();
         let held =
             self.unannounced.iter().filter_map(|&index| self.completion.get(usize::from(index))?.as_ref());
-        held.filter_map(|completion| completion.since).map(|since| since.saturating_add(time_ns)).min()
+        held.filter(|completion| completion.is_waiting)
+            .map(|completion| completion.since_ns.saturating_add(time_ns))
+            .min()
     }
 
     /// Whether a pin-based interrupt (INTx) is to be asserted on account of this group: a completion queue
@@ -74,7 +80,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     pub fn is_level_asserted(&mut self, memory: &impl DmaMemory, registers: &Registers) -> bool {
         let mut asserted = false;
         for index in 0..QUEUES {
-            let Some(Some(completion)) = self.completion.get_mut(index) else { continue };
+            let Some(completion) = self.completion.get_mut(index).and_then(Place::as_mut) else { continue };
             if completion.vector.is_none() || completion.queue.unread() == 0 {
                 continue;
             }

@@ -31,6 +31,7 @@ use crate::message::{
     Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupStatistics,
 };
 use crate::namespace::Namespace;
+use crate::place::Place;
 use crate::queue::{Completion, CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
@@ -96,15 +97,16 @@ pub enum Armed {
 pub struct QueueGroup<const QUEUES: usize = 16, const COMMANDS: usize = 256, const NAMESPACES: usize = 16> {
     config: GroupConfig,
     page_shift: u8,
-    write_cache: bool,
-    submission: [Option<Submission>; QUEUES],
-    completion: [Option<GroupCompletion>; QUEUES],
+    /// The volatile write cache is off.
+    write_through: bool,
+    submission: [Place<Submission>; QUEUES],
+    completion: [Place<GroupCompletion>; QUEUES],
     /// Indices into `submission` of the queues that exist, in the order of their turns.
     active: Vec<u16, QUEUES>,
     /// Index into `active` of the queue whose turn it is.
     turn: u16,
-    /// Commands that it may still take in this turn.
-    burst_left: u16,
+    /// Commands that it has taken in this turn.
+    burst: u16,
     /// Indices into `completion` of the queues with entries that no interrupt has told of.
     unannounced: Vec<u16, QUEUES>,
     slots: Slots<COMMANDS>,
@@ -117,8 +119,8 @@ pub struct QueueGroup<const QUEUES: usize = 16, const COMMANDS: usize = 256, con
     resetting: bool,
     /// The host asked for a standstill: nothing is fetched, whatever the controller does meanwhile.
     paused: bool,
-    pending: Option<Pending>,
-    reply: Option<GroupReply>,
+    pending: Place<Pending>,
+    reply: Place<GroupReply>,
     /// The queue of a fatal event that the controller hasn't been told of; never dropped.
     fatal: Option<u16>,
     events: Deque<GroupEvent, EVENTS>,
@@ -161,17 +163,45 @@ struct GroupCompletion {
     queue: CompletionQueue,
     vector: Option<u16>,
     coalesce: bool,
+    /// `since_ns` is set.
+    is_waiting: bool,
     /// Entries that no interrupt has told of.
     unannounced: u32,
     /// When the first of them was seen by `poll_interrupt`.
-    since: Option<u64>,
+    since_ns: u64,
     interrupts: u64,
 }
 
+/// A namespace and the commands in flight that name it, which may outlive it.
 #[derive(Clone, Copy, Debug)]
 struct NamespaceEntry {
-    namespace: Option<Namespace>,
+    size_blocks: u64,
+    /// 0 where there is no namespace.
+    block_shift: u8,
+    read_only: bool,
     in_flight: u32,
+}
+
+impl NamespaceEntry {
+    const EMPTY: Self = Self { size_blocks: 0, block_shift: 0, read_only: false, in_flight: 0 };
+
+    #[inline]
+    const fn get(&self) -> Option<Namespace> {
+        let Self { size_blocks, block_shift, read_only, .. } = *self;
+        if block_shift == 0 { None } else { Some(Namespace { size_blocks, block_shift, read_only }) }
+    }
+
+    const fn set(&mut self, namespace: Namespace) {
+        Namespace {
+            size_blocks: self.size_blocks,
+            block_shift: self.block_shift,
+            read_only: self.read_only,
+        } = namespace;
+    }
+
+    const fn remove(&mut self) {
+        self.block_shift = 0;
+    }
 }
 
 /// What a turn of a submission queue gave.
@@ -189,25 +219,34 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// A group without queues or namespaces.
     #[must_use]
     pub const fn new(config: GroupConfig) -> Self {
+        let mut group = Self::blank();
+        group.configure(config);
+        group
+    }
+
+    /// A group that is zero bytes throughout, so that a static of it takes no room in flash. It refuses every
+    /// transfer until [`QueueGroup::configure`] has told it how large one may be.
+    #[must_use]
+    pub const fn blank() -> Self {
         Self {
-            config,
-            page_shift: 12,
-            write_cache: true,
-            submission: [None; QUEUES],
-            completion: [None; QUEUES],
+            config: GroupConfig { mdts_bytes: 0, posted_registers: false },
+            page_shift: 0,
+            write_through: false,
+            submission: [Place::Empty; QUEUES],
+            completion: [Place::Empty; QUEUES],
             active: Vec::new(),
             turn: 0,
-            burst_left: ARBITRATION_BURST,
+            burst: 0,
             unannounced: Vec::new(),
             slots: Slots::new(),
-            namespaces: [NamespaceEntry { namespace: None, in_flight: 0 }; NAMESPACES],
+            namespaces: [NamespaceEntry::EMPTY; NAMESPACES],
             flushes_of_all: 0,
             doorbell_buffer: None,
             coalescing: Coalescing { threshold_z: 0, time_100us: 0 },
             resetting: false,
             paused: false,
-            pending: None,
-            reply: None,
+            pending: Place::Empty,
+            reply: Place::Empty,
             fatal: None,
             events: Deque::new(),
             dropped_events: 0,
@@ -220,6 +259,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 error_log_entries: 0,
             },
         }
+    }
+
+    /// Configures a group that has no queues yet.
+    pub const fn configure(&mut self, config: GroupConfig) {
+        self.config = config;
     }
 
     /// The next command to carry out, or `None` where there is none now.
@@ -274,12 +318,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     fn spend_burst(&mut self, position: u16) {
         if position != self.turn {
             self.turn = position;
-            self.burst_left = ARBITRATION_BURST;
+            self.burst = 0;
         }
-        self.burst_left = self.burst_left.saturating_sub(1);
-        if self.burst_left == 0 {
+        self.burst = self.burst.wrapping_add(1);
+        if self.burst >= ARBITRATION_BURST {
             self.turn = position.wrapping_add(1);
-            self.burst_left = ARBITRATION_BURST;
+            self.burst = 0;
         }
     }
 
@@ -292,7 +336,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         registers: &Registers,
         command: &mut Option<IoCommand>,
     ) -> Turn {
-        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
+        let Some(submission) = get_mut(&mut self.submission, index) else {
             return Turn::Nothing;
         };
         if submission.stopped {
@@ -310,10 +354,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             }
             self.look_at_head(index, memory, registers);
         }
-        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else {
+        let Some(submission) = get_mut(&mut self.submission, index) else {
             return Turn::Nothing;
         };
-        let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+        let Some(completion) = get_mut(&mut self.completion, submission.completion) else {
             return Turn::Nothing;
         };
         if !completion.queue.reserve() {
@@ -341,9 +385,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             submission: index,
             cid,
             nsid: entry.nsid.get(),
-            namespace: None,
             lba: parse::slba(&entry),
-            kind: Kind::Other,
+            kind: Kind::Refused,
             bytes: 0,
         };
         let checked = self.check(&entry);
@@ -354,7 +397,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
                 slot.nsid = 0;
                 self.flushes_of_all = self.flushes_of_all.wrapping_add(1);
             } else {
-                slot.namespace = self.namespace_started(slot.nsid);
+                self.namespace_started(slot.nsid);
             }
         }
         let nsid = slot.nsid;
@@ -375,8 +418,8 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// be taken, so that EventIdx moves on before the driver reaches it and none of its moves needs a register.
     #[inline]
     fn look_at_head(&mut self, index: u16, memory: &impl DmaMemory, registers: &Registers) {
-        let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) else { return };
-        let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+        let Some(submission) = get_mut(&mut self.submission, index) else { return };
+        let Some(completion) = get_mut(&mut self.completion, submission.completion) else {
             return;
         };
         if completion.queue.is_half_unread()
@@ -387,11 +430,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         }
     }
 
-    fn namespace_started(&mut self, nsid: u32) -> Option<u16> {
-        let index = u16::try_from(nsid.checked_sub(1)?).ok()?;
-        let entry = self.namespaces.get_mut(usize::from(index))?;
-        entry.in_flight = entry.in_flight.wrapping_add(1);
-        Some(index)
+    #[inline]
+    fn namespace_started(&mut self, nsid: u32) {
+        if let Some(entry) = namespace_index(nsid).and_then(|index| self.namespaces.get_mut(index)) {
+            entry.in_flight = entry.in_flight.wrapping_add(1);
+        }
     }
 
     /// Ends a command: its completion goes to the driver.
@@ -401,19 +444,22 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     #[inline]
     pub fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed {
         let Some(slot) = self.slots.vacate(tag) else { return Completed::Stale };
-        if let Some(index) = slot.namespace
-            && let Some(entry) = self.namespaces.get_mut(usize::from(index))
-        {
-            entry.in_flight = entry.in_flight.saturating_sub(1);
-        }
-        if slot.kind == Kind::FlushAll {
-            self.flushes_of_all = self.flushes_of_all.saturating_sub(1);
+        match slot.kind {
+            Kind::Refused => {}
+            Kind::FlushAll => self.flushes_of_all = self.flushes_of_all.saturating_sub(1),
+            Kind::Read | Kind::Write | Kind::Other => {
+                if let Some(entry) =
+                    namespace_index(slot.nsid).and_then(|index| self.namespaces.get_mut(index))
+                {
+                    entry.in_flight = entry.in_flight.saturating_sub(1);
+                }
+            }
         }
         if self.resetting {
             self.finish_reset();
             return Completed::Dropped;
         }
-        let Some(Some(submission)) = self.submission.get_mut(usize::from(slot.submission)) else {
+        let Some(submission) = get_mut(&mut self.submission, slot.submission) else {
             return Completed::Dropped;
         };
         submission.in_flight = submission.in_flight.saturating_sub(1);
@@ -427,7 +473,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             self.push_event(GroupEvent::CommandError(error));
         }
         self.post(completion_index, memory, Completion { sqid, sqhd, cid: slot.cid, status, result: 0 });
-        if self.pending.is_some() {
+        if !self.pending.is_empty() {
             self.settle_pending(tag, status);
         }
         Completed::Posted
@@ -435,7 +481,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     #[inline]
     fn post(&mut self, index: u16, memory: &impl DmaMemory, completion: Completion) {
-        let Some(Some(target)) = self.completion.get_mut(usize::from(index)) else { return };
+        let Some(target) = get_mut(&mut self.completion, index) else { return };
         if target.queue.post(memory, completion).is_err() {
             let qid = target.queue.qid;
             self.fatal = Some(qid);
@@ -451,14 +497,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     }
 
     fn has_message(&self) -> bool {
-        self.reply.is_some() || self.fatal.is_some() || !self.events.is_empty()
+        !self.reply.is_empty() || self.fatal.is_some() || !self.events.is_empty()
     }
 
     /// A command that the host should try to cancel: it then completes it with [`Status::ABORT_REQUESTED`],
     /// or lets it end as it may. Each is named once.
     #[must_use]
     pub fn poll_cancel(&mut self) -> Option<Tag> {
-        match &mut self.pending {
+        match self.pending.as_mut() {
             Some(Pending::Abort { tag, told }) if !*told => {
                 *told = true;
                 Some(*tag)
@@ -539,7 +585,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     pub fn queue_statistics(&self) -> impl Iterator<Item = QueueStatistics> + '_ {
         self.submission.iter().flatten().map(|submission| {
             let mut statistics = submission.statistics;
-            if let Some(Some(completion)) = self.completion.get(usize::from(submission.completion)) {
+            if let Some(completion) = get(&self.completion, submission.completion) {
                 statistics.interrupts = completion.interrupts;
             }
             statistics
@@ -564,6 +610,22 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             self.dropped_events = self.dropped_events.wrapping_add(1);
         }
     }
+}
+
+/// The index of a namespace in the table.
+#[inline]
+fn namespace_index(nsid: u32) -> Option<usize> {
+    usize::try_from(nsid.checked_sub(1)?).ok()
+}
+
+#[inline]
+fn get<T>(table: &[Place<T>], index: u16) -> Option<&T> {
+    table.get(usize::from(index))?.as_ref()
+}
+
+#[inline]
+fn get_mut<T>(table: &mut [Place<T>], index: u16) -> Option<&mut T> {
+    table.get_mut(usize::from(index))?.as_mut()
 }
 
 /// Removes the element at `position` by moving the last one there, without a path that panics.

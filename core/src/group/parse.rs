@@ -3,8 +3,8 @@
 //! Read first: NVM Command Set Specification 1.0, section 3.2; for namespace identifiers, NVM Express Base
 //! Specification 2.0, section 3.2.1.
 
-use super::QueueGroup;
 use super::slots::Kind;
+use super::{QueueGroup, namespace_index};
 use crate::command::{DeallocateRanges, Operation, Range, Transfer};
 use crate::data::{DataReader, Direction, Segments};
 use crate::namespace::Namespace;
@@ -31,7 +31,7 @@ impl Checked {
     pub(super) fn bytes(&self) -> u32 {
         match self.kind {
             Kind::Read | Kind::Write => self.range.len_bytes as u32,
-            Kind::FlushAll | Kind::Other => 0,
+            Kind::FlushAll | Kind::Other | Kind::Refused => 0,
         }
     }
 }
@@ -104,16 +104,16 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// An NSID beyond the table is invalid, one inside it without a namespace is inactive.
     #[inline]
     fn namespace(&self, nsid: u32) -> Result<Namespace, Status> {
-        let index = nsid.checked_sub(1).and_then(|index| usize::try_from(index).ok());
-        let entry =
-            index.and_then(|index| self.namespaces.get(index)).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        entry.namespace.ok_or(Status::INVALID_FIELD.dnr())
+        let entry = namespace_index(nsid)
+            .and_then(|index| self.namespaces.get(index))
+            .ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        entry.get().ok_or(Status::INVALID_FIELD.dnr())
     }
 
     /// Force Unit Access, or the volatile write cache is off.
     #[inline]
     fn is_durable(&self, entry: &SubmissionQueueEntry) -> bool {
-        entry.cdw12.get() & nvm::CDW12_FUA != 0 || !self.write_cache
+        entry.cdw12.get() & nvm::CDW12_FUA != 0 || self.write_through
     }
 
     /// The range of a command that moves data: within MDTS, inside the namespace, with a data pointer of a kind

@@ -1,10 +1,13 @@
 //! The controller's requests, and the replies that have to wait.
 
-use super::{ARBITRATION_BURST, GroupCompletion, Pending, QueueGroup, QueueStatistics, Submission, remove};
+use super::{
+    GroupCompletion, Pending, QueueGroup, QueueStatistics, Submission, get_mut, namespace_index, remove,
+};
 use crate::doorbell::{DoorbellError, Registers, clear_register, head_index, tail_index};
 use crate::memory::DmaMemory;
 use crate::message::{Coalescing, DoorbellBuffer, GroupReply, GroupRequest};
 use crate::namespace::Namespace;
+use crate::place::Place;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::spec::status::Status;
 use crate::tag::Tag;
@@ -34,7 +37,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             GroupRequest::SetNamespace { nsid, namespace } => self.set_namespace(nsid, namespace),
             GroupRequest::RemoveNamespace { nsid } => self.remove_namespace(nsid),
             GroupRequest::SetWriteCache { enabled } => {
-                self.write_cache = enabled;
+                self.write_through = !enabled;
                 Ok(Some(GroupReply::Done))
             }
             GroupRequest::SetCoalescing(coalescing) => {
@@ -56,9 +59,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             }
         };
         match result {
-            Ok(Some(reply)) => self.reply = Some(reply),
+            Ok(Some(reply)) => self.reply = Place::Full(reply),
             Ok(None) => {}
-            Err(status) => self.reply = Some(GroupReply::Failed(status)),
+            Err(status) => self.reply = Place::Full(GroupReply::Failed(status)),
         }
     }
 
@@ -70,14 +73,22 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         vector: Option<u16>,
         coalesce: bool,
     ) -> Result<Option<GroupReply>, Status> {
-        let place = self.completion.iter_mut().find(|place| place.is_none()).ok_or(Status::INTERNAL_ERROR)?;
+        let place =
+            self.completion.iter_mut().find(|place| place.is_empty()).ok_or(Status::INTERNAL_ERROR)?;
         clear_register(registers, head_index(queue.qid));
         queue.doorbell = queue.doorbell.with_posted_registers(self.config.posted_registers);
         if let Some(buffer) = self.doorbell_buffer {
             queue.doorbell.attach(memory, buffer, 0)?;
         }
-        *place =
-            Some(GroupCompletion { queue, vector, coalesce, unannounced: 0, since: None, interrupts: 0 });
+        *place = Place::Full(GroupCompletion {
+            queue,
+            vector,
+            coalesce,
+            is_waiting: false,
+            unannounced: 0,
+            since_ns: 0,
+            interrupts: 0,
+        });
         Ok(Some(GroupReply::Done))
     }
 
@@ -91,7 +102,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let completion = self.find_completion_queue(cqid).ok_or(Status::COMPLETION_QUEUE_INVALID.dnr())?;
         let (index, place) = (0..)
             .zip(self.submission.iter_mut())
-            .find(|(_, place)| place.is_none())
+            .find(|(_, place)| place.is_empty())
             .ok_or(Status::INTERNAL_ERROR)?;
         let sqid = queue.qid;
         clear_register(registers, tail_index(sqid));
@@ -101,14 +112,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         }
         self.active.push(index).map_err(|_| Status::INTERNAL_ERROR)?;
         let statistics = QueueStatistics { sqid, cqid, ..QueueStatistics::default() };
-        *place = Some(Submission { queue, completion, in_flight: 0, stopped: false, statistics });
+        *place = Place::Full(Submission { queue, completion, in_flight: 0, stopped: false, statistics });
         Ok(Some(GroupReply::Done))
     }
 
     fn delete_completion_queue(&mut self, qid: u16) -> Result<Option<GroupReply>, Status> {
         let index = self.find_completion_queue(qid).ok_or(Status::INVALID_QUEUE_IDENTIFIER.dnr())?;
         if let Some(place) = self.completion.get_mut(usize::from(index)) {
-            *place = None;
+            *place = Place::Empty;
         }
         if let Some(position) = self.unannounced.iter().position(|&other| other == index) {
             remove(&mut self.unannounced, position);
@@ -118,10 +129,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     fn delete_submission_queue(&mut self, qid: u16) -> Result<Option<GroupReply>, Status> {
         let index = self.find_submission_queue(qid).ok_or(Status::INVALID_QUEUE_IDENTIFIER.dnr())?;
-        if let Some(Some(submission)) = self.submission.get_mut(usize::from(index)) {
+        if let Some(submission) = get_mut(&mut self.submission, index) {
             submission.stopped = true;
         }
-        self.pending = Some(Pending::DeleteSubmissionQueue { index });
+        self.pending = Place::Full(Pending::DeleteSubmissionQueue { index });
         self.settle_pending_deletion();
         Ok(None)
     }
@@ -129,22 +140,22 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     fn abort(&mut self, sqid: u16, cid: u16) -> Result<Option<GroupReply>, Status> {
         let found = self.find_submission_queue(sqid).and_then(|index| self.slots.find(index, cid));
         let Some(tag) = found else { return Ok(Some(GroupReply::Abort { aborted: false })) };
-        self.pending = Some(Pending::Abort { tag, told: false });
+        self.pending = Place::Full(Pending::Abort { tag, told: false });
         Ok(None)
     }
 
     fn set_namespace(&mut self, nsid: u32, namespace: Namespace) -> Result<Option<GroupReply>, Status> {
         let index = namespace_index(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let entry = self.namespaces.get_mut(index).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        entry.namespace = Some(namespace);
+        entry.set(namespace);
         Ok(Some(GroupReply::Done))
     }
 
     fn remove_namespace(&mut self, nsid: u32) -> Result<Option<GroupReply>, Status> {
         let index = namespace_index(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let entry = self.namespaces.get_mut(index).ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        entry.namespace = None;
-        self.pending = Some(Pending::RemoveNamespace { index });
+        entry.remove();
+        self.pending = Place::Full(Pending::RemoveNamespace { index });
         self.settle_pending_deletion();
         Ok(None)
     }
@@ -159,12 +170,12 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     ) -> Result<Option<GroupReply>, Status> {
         let mut result = Ok(Some(GroupReply::Done));
         for index in 0..QUEUES {
-            if let Some(Some(submission)) = self.submission.get_mut(index) {
+            if let Some(submission) = self.submission.get_mut(index).and_then(Place::as_mut) {
                 let qid = submission.queue.qid;
                 let attached = submission.queue.attach(memory, registers, buffer);
                 result = result.and(self.attached(qid, false, attached));
             }
-            if let Some(Some(completion)) = self.completion.get_mut(index) {
+            if let Some(completion) = self.completion.get_mut(index).and_then(Place::as_mut) {
                 let qid = completion.queue.qid;
                 let attached = completion.queue.attach(memory, registers, buffer);
                 result = result.and(self.attached(qid, true, attached));
@@ -222,17 +233,17 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     /// Forgets everything that belongs to the driver, at once; the reply waits for the commands in flight.
     fn reset(&mut self) {
         self.detach_doorbells();
-        self.submission = [None; QUEUES];
-        self.completion = [None; QUEUES];
+        self.submission = [Place::Empty; QUEUES];
+        self.completion = [Place::Empty; QUEUES];
         self.active.clear();
         self.unannounced.clear();
         self.turn = 0;
-        self.burst_left = ARBITRATION_BURST;
+        self.burst = 0;
         self.page_shift = 12;
-        self.write_cache = true;
+        self.write_through = false;
         self.coalescing = Coalescing::default();
-        self.pending = None;
-        self.reply = None;
+        self.pending = Place::Empty;
+        self.reply = Place::Empty;
         self.fatal = None;
         self.events.clear();
         self.resetting = true;
@@ -242,17 +253,17 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     pub(super) fn finish_reset(&mut self) {
         if self.slots.occupied() == 0 {
             self.resetting = false;
-            self.reply = Some(GroupReply::ResetDone);
+            self.reply = Place::Full(GroupReply::ResetDone);
         }
     }
 
     /// A command has ended: does the pending request have its answer?
     pub(super) fn settle_pending(&mut self, ended: Tag, status: Status) {
         match self.pending {
-            Some(Pending::Abort { tag, .. }) if tag == ended => {
+            Place::Full(Pending::Abort { tag, .. }) if tag == ended => {
                 let aborted = (status.code_type(), status.code()) == (0, Status::ABORT_REQUESTED.code());
-                self.pending = None;
-                self.reply = Some(GroupReply::Abort { aborted });
+                self.pending = Place::Empty;
+                self.reply = Place::Full(GroupReply::Abort { aborted });
             }
             _ => self.settle_pending_deletion(),
         }
@@ -260,17 +271,17 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
 
     fn settle_pending_deletion(&mut self) {
         match self.pending {
-            Some(Pending::DeleteSubmissionQueue { index }) => {
+            Place::Full(Pending::DeleteSubmissionQueue { index }) => {
                 let Some(place) = self.submission.get_mut(usize::from(index)) else { return };
-                if place.is_some_and(|submission| submission.in_flight > 0) {
+                if place.as_ref().is_some_and(|submission| submission.in_flight > 0) {
                     return;
                 }
-                *place = None;
+                *place = Place::Empty;
                 if let Some(position) = self.active.iter().position(|&other| other == index) {
                     remove(&mut self.active, position);
                 }
             }
-            Some(Pending::RemoveNamespace { index }) => {
+            Place::Full(Pending::RemoveNamespace { index }) => {
                 let used = self.namespaces.get(index).is_some_and(|entry| entry.in_flight > 0);
                 if used || self.flushes_of_all > 0 {
                     return;
@@ -278,21 +289,18 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             }
             _ => return,
         }
-        self.pending = None;
-        self.reply = Some(GroupReply::Done);
+        self.pending = Place::Empty;
+        self.reply = Place::Full(GroupReply::Done);
     }
 
     fn find_completion_queue(&self, qid: u16) -> Option<u16> {
-        let found = |place: &Option<GroupCompletion>| place.is_some_and(|found| found.queue.qid == qid);
+        let found =
+            |place: &Place<GroupCompletion>| place.as_ref().is_some_and(|found| found.queue.qid == qid);
         (0..).zip(&self.completion).find(|(_, place)| found(place)).map(|(index, _)| index)
     }
 
     fn find_submission_queue(&self, qid: u16) -> Option<u16> {
-        let found = |place: &Option<Submission>| place.is_some_and(|found| found.queue.qid == qid);
+        let found = |place: &Place<Submission>| place.as_ref().is_some_and(|found| found.queue.qid == qid);
         (0..).zip(&self.submission).find(|(_, place)| found(place)).map(|(index, _)| index)
     }
-}
-
-fn namespace_index(nsid: u32) -> Option<usize> {
-    usize::try_from(nsid.checked_sub(1)?).ok()
 }

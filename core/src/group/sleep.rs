@@ -1,8 +1,9 @@
 //! Going to sleep: what has to be armed so that the driver's next move makes a sound.
 
-use super::{Armed, QueueGroup};
+use super::{Armed, QueueGroup, get_mut};
 use crate::doorbell::{DoorbellError, Registers};
 use crate::memory::{DmaError, DmaMemory};
+use crate::place::Place;
 
 impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     QueueGroup<QUEUES, COMMANDS, NAMESPACES>
@@ -22,11 +23,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         let mut armed = Armed::Sleep;
         let mut lost = None;
         for position in 0..QUEUES {
-            let Some(Some(submission)) = self.submission.get_mut(position) else { continue };
+            let Some(submission) = self.submission.get_mut(position).and_then(Place::as_mut) else {
+                continue;
+            };
             if submission.stopped {
                 continue;
             }
-            let Some(Some(completion)) = self.completion.get_mut(usize::from(submission.completion)) else {
+            let Some(completion) = get_mut(&mut self.completion, submission.completion) else {
                 continue;
             };
             let waits = submission.queue.waiting() > 0;

@@ -42,7 +42,7 @@ impl QueueStatistics {
         match slot.kind {
             Kind::Read => self.bytes_read = self.bytes_read.wrapping_add(u64::from(slot.bytes)),
             Kind::Write => self.bytes_written = self.bytes_written.wrapping_add(u64::from(slot.bytes)),
-            Kind::FlushAll | Kind::Other => {}
+            Kind::FlushAll | Kind::Other | Kind::Refused => {}
         }
     }
 }
@@ -68,7 +68,7 @@ impl GroupStatistics {
                 self.write_commands = self.write_commands.wrapping_add(1);
                 self.bytes_written = self.bytes_written.wrapping_add(u64::from(slot.bytes));
             }
-            Kind::FlushAll | Kind::Other => {}
+            Kind::FlushAll | Kind::Other | Kind::Refused => {}
         }
     }
 }

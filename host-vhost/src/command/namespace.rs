@@ -69,7 +69,9 @@ impl Namespace {
         for command in commands {
             match ask(&socket, command)? {
                 Answer::Namespace { nsid } => println!("namespace {nsid} {done}"),
-                Answer::Stat(_) => bail!("the server answered another question; is it of another version?"),
+                Answer::Stat(_) | Answer::Disk(_) => {
+                    bail!("the server answered another question; is it of another version?")
+                }
             }
         }
         Ok(())

@@ -1,15 +1,19 @@
 //! `doorbell serve`.
 
+use std::io::Write as _;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use doorbell_vhost::device::{DeviceConfig, DoorbellMode, Endpoint, Server};
-use doorbell_vhost::storage::parse_size;
-use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
+use doorbell_vhost::device::{DeviceConfig, DoorbellMode, parse_mdts};
+use doorbell_vhost::devices_file::DevicesFile;
+use doorbell_vhost::endpoint::Endpoint;
+use doorbell_vhost::fleet::{Device, Fleet, StopSignals};
+use doorbell_vhost::vhost_user_blk::{BlkConfig, DataPath};
 
 use super::namespace_args::NamespaceArgs;
+use super::pollers::PollerArgs;
 
 /// How doorbells reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,7 +27,7 @@ enum Doorbells {
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// UNIX socket to listen on (vfio-user). The control socket is SOCKET.ctl beside it.
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["fd", "vhost_user"])]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["fd", "vhost_user", "config"])]
     socket: Option<PathBuf>,
     /// UNIX socket to listen on as a vhost-user-blk backend instead: the guest sees a virtio disk, the one
     /// namespace. For QEMU from 7.2 on.
@@ -31,6 +35,10 @@ pub(crate) struct Serve {
         "socket", "fd", "doorbells", "no_shadow_doorbells", "queue_entries", "vectors", "mdts", "state",
     ])]
     vhost_user: Option<PathBuf>,
+    /// A TOML file that describes any number of devices, instead of all other options; `doorbell check` looks at it
+    /// without serving.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    config: Option<PathBuf>,
     /// A connected or listening socket that was handed over, instead of --socket.
     #[arg(long, value_name = "N", conflicts_with = "socket")]
     fd: Option<RawFd>,
@@ -38,12 +46,8 @@ pub(crate) struct Serve {
     #[command(flatten)]
     namespaces: NamespaceArgs,
 
-    /// Poller threads.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pollers: usize,
-    /// Processors for the pollers, one each: 2,3 or 4-7.
-    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    cpu: Option<CpuList>,
+    #[command(flatten)]
+    pollers: PollerArgs,
     /// How doorbells reach the device.
     #[arg(long, value_enum, default_value = "mapped")]
     doorbells: Doorbells,
@@ -63,7 +67,7 @@ pub(crate) struct Serve {
     vectors: u16,
     /// Maximum data transfer size: a power of two from 8K to 1M.
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_mdts)]
-    mdts: u64,
+    mdts: u32,
     /// Serial number, up to 20 characters.
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
@@ -73,88 +77,87 @@ pub(crate) struct Serve {
     state: Option<PathBuf>,
 }
 
-/// Processors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct CpuList(Vec<usize>);
-
-fn parse_cpus(text: &str) -> Result<CpuList, String> {
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let number = |text: &str| {
-            text.trim().parse::<usize>().map_err(|_| format!("`{text}` is not a processor number"))
-        };
-        match part.split_once('-') {
-            Some((first, last)) => {
-                let (first, last) = (number(first)?, number(last)?);
-                if first > last || last - first > 4096 {
-                    return Err(format!("`{part}` is not a range of processors"));
-                }
-                cpus.extend(first..=last);
-            }
-            None => cpus.push(number(part)?),
-        }
-    }
-    Ok(CpuList(cpus))
-}
-
-fn parse_mdts(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    if !bytes.is_power_of_two() || !(8192..=1 << 20).contains(&bytes) {
-        return Err(format!("{text} is not a power of two from 8K to 1M"));
-    }
-    Ok(bytes)
-}
-
 impl Serve {
     pub(crate) fn run(self) -> Result<()> {
+        if let Some(file) = &self.config {
+            return all(DevicesFile::read(file)?);
+        }
+        one(self.device()?)
+    }
+
+    fn device(self) -> Result<Device> {
         let namespaces = self.namespaces.specs()?;
-        let cpus = self.cpus()?;
+        let (pollers, cpus) = (self.pollers.count()?, self.pollers.cpus()?);
+        let Self { queues, serial, .. } = self;
         if let Some(socket) = self.vhost_user {
             let [namespace] = <[_; 1]>::try_from(namespaces).map_err(|namespaces| {
                 anyhow::anyhow!("--vhost-user serves one disk, but {} namespaces are named", namespaces.len())
             })?;
-            let Self { queues, pollers, serial, .. } = self;
-            let config = BlkConfig { socket, namespace, queues, pollers, cpus, serial };
-            return BlkServer::start(config)?.run_until_signal().context("serving failed");
+            let endpoint = Endpoint::Path(socket);
+            return Ok(Device::Virtio(BlkConfig {
+                endpoint,
+                namespace,
+                queues,
+                pollers,
+                cpus,
+                serial,
+                data_path: DataPath::Direct,
+            }));
         }
         let endpoint = match (self.socket, self.fd) {
             (Some(path), _) => Endpoint::Path(path),
             (None, Some(fd)) => Endpoint::Fd(fd),
-            (None, None) => bail!("give --socket PATH, --vhost-user PATH or --fd N"),
+            (None, None) => bail!("give --socket PATH, --vhost-user PATH, --fd N or --config FILE"),
         };
-        let config = DeviceConfig {
+        Ok(Device::Nvme(DeviceConfig {
             endpoint,
             namespaces,
             cpus,
-            pollers: self.pollers,
+            pollers,
             doorbells: match self.doorbells {
                 Doorbells::Mapped => DoorbellMode::Mapped,
                 Doorbells::Shadow => DoorbellMode::Shadow,
             },
             shadow_doorbells: !self.no_shadow_doorbells,
-            queues: self.queues,
+            queues,
             queue_entries: self.queue_entries,
             vectors: self.vectors,
-            mdts_bytes: u32::try_from(self.mdts)?,
-            serial: self.serial,
+            mdts_bytes: self.mdts,
+            serial,
             state: self.state,
-        };
-        Server::start(config)?.run_until_signal().context("serving failed")
+        }))
     }
+}
 
-    /// One processor for each poller, or none at all.
-    fn cpus(&self) -> Result<Vec<usize>> {
-        if self.pollers == 0 || self.pollers > doorbell_vhost::device::MAX_GROUPS {
-            bail!("--pollers {} is not between 1 and {}", self.pollers, doorbell_vhost::device::MAX_GROUPS);
+/// Serves one device until it ends or a signal comes.
+pub(super) fn one(device: Device) -> Result<()> {
+    let stop = StopSignals::listen().context("signals can't be waited for")?;
+    let mut fleet = Fleet::new();
+    say(&fleet.start(device)?.announcement());
+    fleet.run_until(&stop);
+    Ok(())
+}
+
+/// Serves the devices of a file.
+fn all(file: DevicesFile) -> Result<()> {
+    let stop = StopSignals::listen().context("signals can't be waited for")?;
+    let (path, mut fleet) = (file.path().to_owned(), Fleet::new());
+    let (count, lines) = (file.len(), file.describe().collect::<Vec<_>>());
+    for (line, device) in file.into_devices() {
+        // Starting many takes a while; those that run already are ended with the fleet.
+        if stop.came() {
+            return Ok(());
         }
-        match &self.cpu {
-            None => Ok(Vec::new()),
-            Some(CpuList(cpus)) if cpus.len() == self.pollers => Ok(cpus.clone()),
-            Some(CpuList(cpus)) => bail!(
-                "--cpu names {} processors for {} pollers: name one for each, or leave --cpu out",
-                cpus.len(),
-                self.pollers
-            ),
-        }
+        fleet.start(device).with_context(|| format!("{}:{line}:1: this device", path.display()))?;
     }
+    let lines: Vec<String> = lines.iter().map(|line| format!("  {line}\n")).collect();
+    say(&format!("serving {count} device(s) of {}\n{}", path.display(), lines.concat()));
+    fleet.run_until(&stop);
+    Ok(())
+}
+
+/// Whoever started us may not care to read it, which is no reason to end.
+fn say(text: &str) {
+    let mut output = std::io::stdout().lock();
+    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
 }

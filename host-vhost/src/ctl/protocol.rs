@@ -64,8 +64,10 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Answer {
-    /// To [`Command::Stat`].
+    /// To [`Command::Stat`], by an NVMe controller.
     Stat(Box<Statistics>),
+    /// To [`Command::Stat`], by a virtio disk.
+    Disk(Box<DiskStatistics>),
     /// To a change of namespaces.
     Namespace {
         /// Its identifier.
@@ -104,6 +106,52 @@ pub struct Statistics {
     pub queues: Vec<QueueStatistics>,
     /// Pollers.
     pub pollers: Vec<PollerStatistics>,
+}
+
+/// Counters of a virtio disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskStatistics {
+    /// `vhost-user`.
+    pub protocol: String,
+    /// A frontend is attached.
+    pub connected: bool,
+    /// Frontends attached so far.
+    pub connections: u64,
+    /// The disk.
+    pub disk: NamespaceStatistics,
+    /// Queues that run or ever ran.
+    pub queues: Vec<DiskQueueStatistics>,
+    /// Pollers.
+    pub pollers: Vec<PollerStatistics>,
+}
+
+/// A request queue of a virtio disk, since the server started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskQueueStatistics {
+    /// Its index.
+    pub queue: u16,
+    /// The poller that serves it.
+    pub poller: u16,
+    /// It runs now.
+    pub running: bool,
+    /// Completed requests.
+    pub requests: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Times the driver kicked.
+    pub kicks: u64,
+    /// Times the driver was notified of completions.
+    pub notifications: u64,
+    /// Requests in the latency sample by power of two of nanoseconds.
+    pub latency_ns_log2: Vec<u64>,
+    /// Median of the sample, in nanoseconds (the upper end of its bucket).
+    pub latency_p50_ns: Option<u64>,
+    /// 99th percentile of the sample, in nanoseconds.
+    pub latency_p99_ns: Option<u64>,
 }
 
 /// A namespace.

@@ -60,7 +60,7 @@ impl ControlSocket {
             stopping: AtomicBool::new(false),
             serving: Mutex::new(None),
         });
-        let spawned = std::thread::Builder::new().name("control-socket".into()).spawn({
+        let spawned = crate::device_thread::spawn("control-socket", {
             let stop = Arc::clone(&stop);
             move || {
                 while let Some(stream) = next_client(&listener, &stop) {

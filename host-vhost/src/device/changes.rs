@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use doorbell_core::controller::NamespaceChange;
+use doorbell_core::engine::ControllerEngine;
 
 use super::control::Control;
 use super::namespaces::Opened;

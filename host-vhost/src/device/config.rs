@@ -1,18 +1,10 @@
 //! What a device is made from.
 
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 
+use crate::endpoint::Endpoint;
 use crate::namespace_spec::NamespaceSpec;
-
-/// Where clients come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// A UNIX socket to be made at this path.
-    Path(PathBuf),
-    /// A connected or listening socket of this process.
-    Fd(RawFd),
-}
+use crate::storage::parse_size;
 
 /// How doorbells reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,3 +65,21 @@ impl DeviceConfig {
         }
     }
 }
+
+/// A maximum data transfer size as people write it: a power of two from 8K to 1M.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_mdts(text: &str) -> Result<u32, String> {
+    mdts(parse_size(text).map_err(|error| error.to_string())?).ok_or_else(|| format!("{text} is {MDTS_RULE}"))
+}
+
+/// The same in bytes.
+#[must_use]
+pub fn mdts(bytes: u64) -> Option<u32> {
+    let fits = bytes.is_power_of_two() && (8192..=1 << 20).contains(&bytes);
+    u32::try_from(bytes).ok().filter(|_| fits)
+}
+
+/// What a maximum data transfer size isn't if it is refused.
+pub const MDTS_RULE: &str = "not a power of two from 8K to 1M";

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use doorbell_core::engine::ControllerEngine;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::changes::Changes;

@@ -17,13 +17,14 @@ mod state;
 
 use crossbeam_channel::Sender;
 
-pub use config::{DeviceConfig, DoorbellMode, Endpoint};
+pub use config::{DeviceConfig, DoorbellMode, MDTS_RULE, mdts, parse_mdts};
 pub use flush::flush_all;
 pub use namespaces::Opened;
 pub use server::{ServeError, Server};
 pub use shared::{DeviceShared, Storages};
 
 use crate::ctl::protocol::{Answer, Command};
+pub use crate::endpoint::Endpoint;
 use crate::poller::FromGroup;
 
 /// I/O queue pairs of a device at most.
@@ -34,9 +35,6 @@ pub const MAX_COMMANDS: usize = 1024;
 pub const MAX_NAMESPACES: usize = 32;
 /// Queue groups, and so poller threads, of a device at most.
 pub const MAX_GROUPS: usize = 16;
-
-/// The core's queue group in the size that this host uses.
-pub type Group = doorbell_core::group::QueueGroup<MAX_QUEUES, MAX_COMMANDS, MAX_NAMESPACES>;
 
 /// What a device's control thread is told.
 #[derive(Debug)]

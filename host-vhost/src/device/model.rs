@@ -8,9 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use doorbell_core::controller::{
-    Controller, ControllerConfig, HostReply, HostRequest, NamespaceChange, ResetKind,
-};
+use doorbell_core::controller::{ControllerConfig, HostReply, HostRequest, NamespaceChange, ResetKind};
+use doorbell_core::engine::ControllerEngine;
 use doorbell_core::message::{GroupMessage, GroupReply, GroupRequest};
 use doorbell_core::pci::{ConfigSpace, MSIX_PBA_OFFSET, PciEvents};
 use doorbell_core::spec::register;
@@ -18,8 +17,9 @@ use doorbell_core::spec::status::Status;
 use rustix::io::Errno;
 
 use super::ioeventfd::IoEventFds;
-use super::{ControlMail, DeviceShared, DoorbellMode, MAX_GROUPS, MAX_NAMESPACES, MAX_QUEUES, flush_all};
+use super::{ControlMail, DeviceShared, DoorbellMode, MAX_GROUPS, MAX_QUEUES, flush_all};
 use crate::doorbell_page::{DOORBELL_BYTES, DOORBELL_OFFSET};
+use crate::engine::HostedController;
 use crate::interrupt::{INTX, InterruptView};
 use crate::mailbox::Mailbox;
 use crate::memory::MemoryView;
@@ -30,9 +30,6 @@ use crate::vfio_user::device::{
     RegionMapping, Ticket,
 };
 use crate::vfio_user::request::{IrqAction, IrqData, SetIrqs};
-
-/// The core's controller in the size that this host uses.
-pub(super) type HostController = Controller<MAX_GROUPS, MAX_QUEUES, MAX_NAMESPACES>;
 
 /// BAR0: registers, doorbells, MSI-X table and PBA.
 const BAR0: u32 = 0;
@@ -78,7 +75,7 @@ impl DoorbellMessages {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Model {
-    pub(super) controller: Box<HostController>,
+    pub(super) controller: HostedController,
     pci: ConfigSpace,
     pub(super) shared: Arc<DeviceShared>,
     groups: Vec<GroupAddress>,
@@ -105,7 +102,7 @@ impl Model {
         groups: Vec<GroupAddress>,
     ) -> Self {
         Self {
-            controller: Box::new(HostController::new(config)),
+            controller: HostedController::native(config),
             pci,
             view: MemoryView::new(Arc::clone(&shared.memory)),
             interrupts: InterruptView::new(Arc::clone(&shared.interrupts)),
@@ -236,7 +233,7 @@ impl Model {
     }
 
     /// Whether a guest would lose something if we ended now; `None` in the middle of a reset or a shutdown.
-    pub(super) fn is_in_use(&self) -> Option<bool> {
+    pub(super) fn is_in_use(&mut self) -> Option<bool> {
         let mut csts = [0; 4];
         self.controller.read_register(register::CSTS, &mut csts);
         // RDY, and SHST 10b for a shutdown that is complete.
@@ -248,7 +245,7 @@ impl Model {
     }
 
     /// The admin submission queue's guest address, once the guest has written a command there.
-    pub(super) fn admin_queue_with_commands(&self) -> Option<u64> {
+    pub(super) fn admin_queue_with_commands(&mut self) -> Option<u64> {
         let rung =
             self.shared.doorbells.registers().first().is_some_and(|tail| tail.load(Ordering::Relaxed) != 0);
         if !rung || !self.controller.is_ready() {
@@ -300,7 +297,7 @@ impl Model {
         }
         self.flushing = true;
         let shared = Arc::clone(&self.shared);
-        let spawned = std::thread::Builder::new().name("flush".into()).spawn(move || {
+        let spawned = crate::device_thread::spawn("flush", move || {
             let storages: Vec<_> = shared.storages().iter().flatten().cloned().collect();
             let flushed = flush_all(&storages);
             if let Err(error) = &flushed {
@@ -334,7 +331,7 @@ impl Model {
         }
     }
 
-    fn read_bar0(&self, offset: u64, data: &mut [u8]) {
+    fn read_bar0(&mut self, offset: u64, data: &mut [u8]) {
         if offset < DOORBELL_OFFSET {
             let (registers, beyond) = data.split_at_mut(data.len().min((DOORBELL_OFFSET - offset) as usize));
             self.controller.read_register(offset as u32, registers);

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use doorbell_core::controller::{NamespaceConfig, NamespaceError};
+use doorbell_core::engine::ControllerEngine;
 use uuid::Uuid;
 
-use super::model::HostController;
 use super::{DeviceShared, MAX_NAMESPACES};
 use crate::ctl::protocol::NamespaceStatistics;
+use crate::engine::HostedController;
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::{OpenError, Storage, StorageConfig};
 
@@ -78,7 +79,7 @@ impl NamespaceTable {
     /// Adds a namespace under the lowest free identifier, which it returns.
     pub(super) fn add(
         &mut self,
-        controller: &mut HostController,
+        controller: &mut HostedController,
         shared: &DeviceShared,
         opened: Opened,
     ) -> Result<u32, String> {
@@ -123,7 +124,7 @@ impl NamespaceTable {
     /// Resizes the storage and the namespace. No command is in flight.
     pub(super) fn resize(
         &mut self,
-        controller: &mut HostController,
+        controller: &mut HostedController,
         nsid: u32,
         size_bytes: u64,
     ) -> Result<(), String> {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
 use doorbell_core::doorbell::{head_index, tail_index};
+use doorbell_core::engine::ControllerEngine;
 
 use super::model::{DoorbellMessages, Model};
 use super::{DoorbellMode, MAX_QUEUES};

@@ -1,6 +1,5 @@
 //! A device being served: its pollers, its control thread, its control socket.
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -21,7 +20,7 @@ use crate::ctl::server::ControlSocket;
 use crate::namespace_spec::NamespaceSpec;
 use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, RunnerConfig, ToGroup};
 use crate::storage::OpenError;
-use crate::vfio_user::listener::{Handed, ListenError, Listener, Naming};
+use crate::vfio_user::listener::{Handed, ListenError, Naming};
 
 /// Why a device can't be served.
 #[derive(Debug, Error)]
@@ -134,9 +133,7 @@ impl Server {
         let state = StateFile::choose(config.state.as_deref(), &config.namespaces);
         let mut control =
             Control::new(model, source, table, reports, state).map_err(system("serve a client"))?;
-        let control = std::thread::Builder::new()
-            .name("control".into())
-            .spawn(move || control.run())
+        let control = crate::device_thread::spawn("control", move || control.run())
             .map_err(system("start the control thread"))?;
         let mut server =
             Self { socket: None, path, namespaces, control: Some(control), shared, _pollers: pollers };
@@ -175,49 +172,22 @@ impl Server {
         self.control.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Prints how to attach a VM and serves until SIGTERM or SIGINT, or until the one client that was handed
-    /// over has gone.
-    ///
-    /// # Errors
-    /// Where signals can't be waited for.
-    pub fn run_until_signal(self) -> std::io::Result<()> {
-        use std::io::Write as _;
-        use std::time::Duration;
-        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))?;
-        }
+    /// What a person is told when it serves: where, and how to attach a VM.
+    #[must_use]
+    pub fn announcement(&self) -> String {
         let place = self
             .path
             .as_ref()
             .map_or("a socket that was handed over".into(), |path| path.display().to_string());
-        // Whoever started us may not care to read it, which is no reason to end.
-        let mut output = std::io::stdout().lock();
-        let _ = writeln!(output, "serving {} namespace(s) on {place}", self.namespaces)
-            .and_then(|()| {
-                writeln!(
-                    output,
-                    "attach QEMU 10.1 or newer with
-  {}",
-                    self.attach_line()
-                )
-            })
-            .and_then(|()| match self.spdk_line() {
-                Some(line) => writeln!(
-                    output,
-                    "or SPDK's client with
-  {line}"
-                ),
-                None => Ok(()),
-            })
-            .and_then(|()| output.flush());
-        drop(output);
-        while !stop.load(std::sync::atomic::Ordering::Relaxed) && !self.is_over() {
-            // A signal ends the sleep.
-            std::thread::park_timeout(Duration::from_millis(200));
+        let mut text = format!(
+            "serving {} namespace(s) on {place}\nattach QEMU 10.1 or newer with\n  {}\n",
+            self.namespaces,
+            self.attach_line()
+        );
+        if let Some(line) = self.spdk_line() {
+            text.push_str(&format!("or SPDK's client with\n  {line}\n"));
         }
-        drop(self);
-        Ok(())
+        text
     }
 }
 
@@ -270,30 +240,14 @@ impl Drop for Pollers {
 }
 
 fn open_endpoint(endpoint: &Endpoint) -> Result<(Handed, Option<PathBuf>), ServeError> {
-    match endpoint {
-        Endpoint::Path(path) => {
-            // `DIR/` is how SPDK's client names a device: the socket is `cntrl` in it.
-            let naming = if path.is_dir() { Naming::SpdkDirectory } else { Naming::Socket };
-            let listener = Listener::bind(path, naming)?;
-            let path = listener.path().map(Path::to_path_buf);
-            Ok((Handed::Listening(listener), path))
-        }
-        Endpoint::Fd(fd) => Ok((Listener::from_fd(take_fd(*fd)?)?, None)),
-    }
-}
-
-/// Takes over a file descriptor that was inherited.
-#[expect(unsafe_code, reason = "a number on the command line becomes an owned file descriptor")]
-fn take_fd(fd: RawFd) -> Result<OwnedFd, ServeError> {
-    let bad = || ServeError::System {
-        what: "use the file descriptor that --fd names: it isn't open",
-        source: std::io::Error::from_raw_os_error(libc::EBADF),
+    // `DIR/` is how SPDK's client names a device: the socket is `cntrl` in it.
+    let spdk = matches!(endpoint, Endpoint::Path(path) if path.is_dir());
+    let handed = endpoint.open(if spdk { Naming::SpdkDirectory } else { Naming::Socket })?;
+    let path = match &handed {
+        Handed::Listening(listener) => listener.path().map(Path::to_path_buf),
+        Handed::Connected(_) => None,
     };
-    if fd <= 2 || !Path::new(&format!("/proc/self/fd/{fd}")).exists() {
-        return Err(bad());
-    }
-    // SAFETY: it is open, and whoever started us gave it to us alone; nothing in this process uses it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok((handed, path))
 }
 
 /// The serial number that was asked for, or one that tells devices apart and stays the same from start to

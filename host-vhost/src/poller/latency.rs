@@ -25,6 +25,11 @@ impl Latency {
         self.buckets[bucket.min(BUCKETS - 1)] += count;
     }
 
+    /// Counts what `other` has counted.
+    pub fn add(&mut self, other: &Self) {
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(sum, count)| *sum += count);
+    }
+
     /// Counts by bucket.
     #[must_use]
     pub fn buckets(&self) -> &[u64; BUCKETS] {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use doorbell_core::engine::GroupEngine;
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
 use doorbell_core::message::{GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics};
 use doorbell_core::spec::status::Status;
@@ -14,7 +15,8 @@ use super::idle::now_ns;
 use super::latency::Latency;
 use super::thread::ToGroup;
 use super::work::{Scratch, Step, Work};
-use crate::device::{ControlMail, DeviceShared, Group, MAX_COMMANDS, Storages};
+use crate::device::{ControlMail, DeviceShared, MAX_COMMANDS, Storages};
+use crate::engine::HostedGroup;
 use crate::interrupt::InterruptView;
 use crate::memory::MemoryView;
 use crate::storage::{IoContext, StorageError, StorageQueue};
@@ -64,7 +66,7 @@ pub struct QueueReport {
 pub struct GroupRunner {
     config: RunnerConfig,
     shared: Arc<DeviceShared>,
-    group: Box<Group>,
+    group: HostedGroup,
     storage_generation: u64,
     storages: Storages,
     view: MemoryView,
@@ -91,10 +93,10 @@ impl GroupRunner {
     pub fn new(config: RunnerConfig, shared: Arc<DeviceShared>) -> Self {
         Self {
             config,
-            group: Box::new(Group::new(GroupConfig {
+            group: HostedGroup::native(GroupConfig {
                 mdts_bytes: config.mdts_bytes,
                 posted_registers: config.posted_registers,
-            })),
+            }),
             // The first turn takes the storages and opens their queues.
             storage_generation: 0,
             storages: Storages::default(),
@@ -218,7 +220,8 @@ impl GroupRunner {
             }
             if message == GroupMessage::Reply(GroupReply::ResetDone) {
                 // Whoever waits for the reset finds the counters of everything before it.
-                self.tell(FromGroup::Statistics(self.group.statistics()));
+                let statistics = self.group.statistics();
+                self.tell(FromGroup::Statistics(statistics));
             }
             self.tell(FromGroup::Message(message));
             worked = true;
@@ -266,8 +269,14 @@ impl GroupRunner {
                 self.update_level();
             }
             ToGroup::CancelAll => self.cancel_all(lane, context),
-            ToGroup::Statistics => self.tell(FromGroup::Statistics(self.group.statistics())),
-            ToGroup::Report => self.tell(FromGroup::Report(Box::new(self.report()))),
+            ToGroup::Statistics => {
+                let statistics = self.group.statistics();
+                self.tell(FromGroup::Statistics(statistics));
+            }
+            ToGroup::Report => {
+                let report = Box::new(self.report());
+                self.tell(FromGroup::Report(report));
+            }
             ToGroup::CheckLevel => {
                 self.update_level();
                 self.tell(FromGroup::LevelChecked);
@@ -290,16 +299,14 @@ impl GroupRunner {
         }
     }
 
-    fn report(&self) -> GroupReport {
-        let queues = self.group.queue_statistics().map(|statistics| QueueReport {
-            latency: self.latencies.get(usize::from(statistics.sqid)).cloned().unwrap_or_default(),
-            statistics,
+    fn report(&mut self) -> GroupReport {
+        let mut queues = Vec::new();
+        let Self { group, latencies, .. } = self;
+        group.visit_queue_statistics(|statistics| {
+            let latency = latencies.get(usize::from(statistics.sqid)).cloned().unwrap_or_default();
+            queues.push(QueueReport { statistics, latency });
         });
-        GroupReport {
-            group: self.config.group,
-            statistics: self.group.statistics(),
-            queues: queues.collect(),
-        }
+        GroupReport { group: self.config.group, statistics: group.statistics(), queues }
     }
 
     /// Asks the storages to give up everything in flight; what they had no room for ends at once.
@@ -353,6 +360,7 @@ impl GroupRunner {
     /// flight, which may use them, have ended. Doorbells rung meanwhile are found afterwards.
     #[cold]
     fn release_retired(&mut self) -> bool {
+        self.group.flush(&self.view, self.shared.doorbells.registers());
         if self.group.in_flight() > 0 {
             return false;
         }
@@ -464,7 +472,12 @@ pub(super) fn split_token(token: u64) -> (u16, Tag) {
 
 /// Posts the completions of everything that has ended.
 #[inline]
-fn finish_done(group: &mut Group, view: &MemoryView, done: &mut Vec<Ended>, latencies: &mut Vec<Latency>) {
+fn finish_done(
+    group: &mut HostedGroup,
+    view: &MemoryView,
+    done: &mut Vec<Ended>,
+    latencies: &mut Vec<Latency>,
+) {
     let mut ended_ns = 0;
     for Ended { tag, status, sqid, started_ns } in done.drain(..) {
         if started_ns != 0 {

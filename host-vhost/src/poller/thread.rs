@@ -100,7 +100,7 @@ impl Poller {
         let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
         let counters = Arc::new(PollerCounters::default());
         let (ready, started) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name(name).spawn({
+        let thread = crate::device_thread::spawn(name, {
             let mailbox = Arc::clone(&mailbox);
             let counters = Arc::clone(&counters);
             move || match PollerThread::new(config, mailbox, counters) {

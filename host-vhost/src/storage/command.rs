@@ -100,6 +100,36 @@ impl<'a> StorageCommand<'a> {
         StorageCommand { token, operation, offset_bytes, len_bytes, segments: &[] }
     }
 
+    /// Names it.
+    #[must_use]
+    pub const fn token(&self) -> Token {
+        self.token
+    }
+
+    /// What to do.
+    #[must_use]
+    pub const fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// First byte of the medium.
+    #[must_use]
+    pub const fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// The pieces of memory; none where no data moves.
+    #[must_use]
+    pub const fn segments(&self) -> &'a [libc::iovec] {
+        self.segments
+    }
+
     /// Refuses what no storage of this size may do, before anything is touched.
     #[inline]
     pub(super) fn check(&self, size_bytes: u64, read_only: bool) -> Result<(), StorageError> {

@@ -169,7 +169,7 @@ impl WorkerPool {
         let mut pool = Self { requests: Some(requests), threads: Vec::new() };
         for run in loops {
             let received = received.clone();
-            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(received));
+            let thread = crate::device_thread::spawn(name, move || run(received));
             pool.threads.push(thread.map_err(system)?);
         }
         Ok(pool)

@@ -55,6 +55,12 @@ pub enum ListenError {
         /// Why not.
         error: io::Error,
     },
+    /// A number that names nothing, or one of the standard streams.
+    #[error("file descriptor {fd} isn't a socket of this process: --fd names one that was handed over")]
+    NotOpen {
+        /// The number.
+        fd: i32,
+    },
     /// Not a UNIX stream socket.
     #[error("file descriptor {fd} isn't a UNIX stream socket")]
     NotUnix {

@@ -10,6 +10,7 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use super::announce::Channel;
 use super::dirty_log::{DirtyLog, LogTarget};
 use super::disk::{Disk, F_LOG_ALL, F_PROTOCOL_FEATURES};
 use super::guest_memory::GuestMemory;
@@ -24,6 +25,7 @@ use crate::memory::MAX_REGIONS;
 const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::LOG_SHMFD)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::RESET_DEVICE)
@@ -90,6 +92,7 @@ impl Backend {
         self.acked_features = 0;
         self.acked_protocol_features = 0;
         self.disk.reset();
+        self.disk.announcer.set_channel(None);
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring> {
@@ -147,9 +150,19 @@ impl Backend {
         })
     }
 
-    /// Whether the frontend took this of the protocol.
+    /// SET_BACKEND_REQ_FD: a socket for messages to the frontend.
+    pub(super) fn set_channel(&mut self, fd: File) -> Result<()> {
+        if !self.has_protocol_feature(VhostUserProtocolFeatures::BACKEND_REQ) {
+            return Err(Error::InactiveOperation(VhostUserProtocolFeatures::BACKEND_REQ));
+        }
+        self.disk.announcer.set_channel(Some(Channel::new(fd).ok_or(Error::IncorrectFds)?));
+        self.disk.announce_capacity();
+        Ok(())
+    }
+
+    /// Whether the frontend took this of the protocol, which it may do before it takes the virtio features.
     pub(super) fn has_protocol_feature(&self, feature: VhostUserProtocolFeatures) -> bool {
-        self.acked_features & F_PROTOCOL_FEATURES != 0 && self.acked_protocol_features & feature.bits() != 0
+        self.acked_protocol_features & feature.bits() != 0
     }
 
     /// Starts a queue if all is there that it needs.
@@ -188,6 +201,10 @@ impl Backend {
             .map_err(|error| refused(index, &error))?;
         vring.running = true;
         self.poller(index).run(Box::new(queue));
+        // QEMU ignores what it is told before the device runs.
+        if index == 0 {
+            self.disk.announce_capacity();
+        }
         Ok(())
     }
 }

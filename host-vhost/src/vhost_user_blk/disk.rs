@@ -13,6 +13,7 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
+use super::announce::Announcer;
 use crate::storage::Storage;
 
 /// virtio's unit, whatever the block size.
@@ -43,6 +44,7 @@ pub(super) struct Disk {
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
     /// `writeback` of the configuration space.
     writeback: AtomicBool,
+    pub(super) announcer: Announcer,
     /// Writes have to be durable before they complete.
     write_through: AtomicBool,
 }
@@ -58,6 +60,7 @@ impl Disk {
             queues,
             id: bytes,
             writeback: AtomicBool::new(true),
+            announcer: Announcer::default(),
             write_through: AtomicBool::new(false),
         }
     }
@@ -113,7 +116,11 @@ impl Disk {
 
     /// A range of the configuration space; behind its end it reads zero.
     pub(super) fn read_config(&self, offset: u32, size: u32) -> Vec<u8> {
-        let mut space = self.config_space().as_bytes().to_vec();
+        let space = self.config_space();
+        if offset == 0 && size as usize >= size_of_val(&space.capacity) {
+            self.announcer.was_read(space.capacity.get());
+        }
+        let mut space = space.as_bytes().to_vec();
         let (offset, size) = (offset as usize, size as usize);
         space.resize(space.len().max(offset + size), 0);
         space[offset..offset + size].to_vec()
@@ -130,6 +137,16 @@ impl Disk {
             }
             _ => false,
         }
+    }
+
+    /// Tells the frontend of a capacity that it doesn't know yet. False where it can't be told now.
+    pub(super) fn announce_capacity(&self) -> bool {
+        self.announcer.announce(self.storage.size_bytes() / SECTOR_BYTES)
+    }
+
+    /// The logical block size.
+    pub(super) fn block_bytes(&self) -> u32 {
+        self.block_bytes
     }
 
     /// As at the start.

@@ -5,11 +5,14 @@
 //! * `disk`: feature bits and configuration space.
 //! * `poller`: the threads; `queue`: a virtqueue at work; `ring`: its split ring; `chain`: descriptor chains as
 //!   pieces of memory; `window`: bounded access to what is shared.
-//! * `dirty_log`, `queue_log`: the pages that were written, for live migration; `log_fd`: a message about them.
+//! * `medium`: the way from there to the storage; `controlled`: the one through a queue group, over `lent` memory.
+//! * `dirty_log`, `queue_log`: the pages that were written, for live migration; `descriptors`: messages that the crate can't take.
+//! * `operator`: the control socket; `counters`: what it shows of a queue; `announce`: a guest hears of a resize.
 //! * `inflight`: what makes a killed backend's successor complete each request exactly once.
 //!
-//! **Direct, not through the NVMe core.** Requests go to [`crate::storage`] without becoming NVMe commands:
-//! the data path of a RAM disk is then one walk of the chain and one copy. Data is moved straight between the
+//! **Direct, unless asked otherwise.** Requests go to [`crate::storage`] without becoming NVMe commands: the data path
+//! of a RAM disk is then one walk of the chain and one copy. [`DataPath::QueueGroup`] sends them through the core's
+//! queue group, so that a sandbox can hold a virtio disk. Data is moved straight between the
 //! medium and guest memory (`readv` and `writev` by io_uring, or one `memcpy` a piece); per request there is no
 //! lock and no allocation.
 //!
@@ -20,18 +23,23 @@
 //! **A hostile guest or frontend** can stop its own queue (a `Broken` ring is reported by the error eventfd and
 //! a log line) or its own session. Each chain is walked at most as far as its table is long.
 //!
-//! **Not here:** packed rings; notification of a resize (`BACKEND_REQ`); counters on a control socket; secure
-//! erase and zones, which a guest sees as not supported.
+//! **Not here:** packed rings; shrinking; secure erase and zones, which a guest sees as not supported.
 //!
 //! Read first: VIRTIO 1.3, 2.7 (split virtqueues) and 5.2 (block device); QEMU's `vhost-user.rst`.
 
+mod announce;
 mod backend;
 mod chain;
+mod controlled;
+mod counters;
+mod descriptors;
 mod dirty_log;
 mod disk;
 mod guest_memory;
 mod inflight;
-mod log_fd;
+mod lent;
+mod medium;
+mod operator;
 mod poller;
 mod queue;
 mod queue_log;
@@ -39,4 +47,5 @@ mod ring;
 mod server;
 mod window;
 
+pub use poller::DataPath;
 pub use server::{BlkConfig, BlkServeError, BlkServer};

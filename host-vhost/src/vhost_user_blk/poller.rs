@@ -6,20 +6,26 @@
 //! Turns and rest are those of the NVMe pollers ([`crate::poller`]): spin, give way, then sleep until a kick, a
 //! completion or mail comes.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use doorbell_core::group::GroupConfig;
 use rustix::event::{Timespec, epoll};
 
 use super::chain::{Chain, MAX_PIECES};
+use super::controlled::{ControlledQueue, MDTS_BYTES};
+use super::counters::QueueCounters;
+use super::medium::Medium;
 use super::queue::{Io, Virtqueue, split_token};
+use crate::engine::HostedGroup;
 use crate::mailbox::Mailbox;
 use crate::memory::sigbus::poisoned_mappings;
 use crate::poller::idle::{Idle, LONGEST_NAP, Rest};
-use crate::storage::{IoContext, IoContextConfig, OpenError, Storage, StorageError, StorageQueue};
+use crate::storage::{IoContext, IoContextConfig, OpenError, Storage, StorageError};
 
 /// What a poller is told.
 #[derive(Debug)]
@@ -30,8 +36,33 @@ pub(super) enum Mail {
     Take { index: u16, reply: Sender<Box<Virtqueue>> },
     /// The queue has another eventfd for calls.
     Call { index: u16, call: Option<std::fs::File> },
+    /// Say what was done so far.
+    Report(Sender<PollerReport>),
     /// End the thread.
     Stop,
+}
+
+/// The way of a request from the virtqueue to the storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataPath {
+    /// Straight.
+    #[default]
+    Direct,
+    /// As NVMe commands through a queue group.
+    QueueGroup,
+}
+
+/// What a poller and its queues have done since the server started.
+#[derive(Debug, Default)]
+pub(super) struct PollerReport {
+    /// By the index of the queue.
+    pub(super) queues: BTreeMap<u16, QueueCounters>,
+    /// Queues that run.
+    pub(super) running: Vec<u16>,
+    /// Times it napped or slept.
+    pub(super) sleeps: u64,
+    /// Calls of `io_uring_enter`.
+    pub(super) enters: u64,
 }
 
 /// A running thread.
@@ -46,13 +77,14 @@ impl BlkPoller {
         name: String,
         cpu: Option<usize>,
         storage: Arc<dyn Storage>,
+        data_path: DataPath,
     ) -> Result<Self, OpenError> {
         let system = |what| move |source| OpenError::System { what, source };
         let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
         let (ready, started) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name(name).spawn({
+        let thread = crate::device_thread::spawn(name, {
             let mailbox = Arc::clone(&mailbox);
-            move || match Thread::new(cpu, mailbox, &*storage) {
+            move || match Thread::new(cpu, mailbox, storage, data_path) {
                 Ok(mut thread) => {
                     let _ = ready.send(Ok(()));
                     thread.run();
@@ -81,6 +113,18 @@ impl BlkPoller {
         let (reply, receiver) = std::sync::mpsc::channel();
         self.mailbox.send(Mail::Take { index, reply });
         receiver
+    }
+
+    /// Asks what was done so far.
+    pub(super) fn report(&self) -> Receiver<PollerReport> {
+        let (reply, receiver) = std::sync::mpsc::channel();
+        self.mailbox.send(Mail::Report(reply));
+        receiver
+    }
+
+    /// Times another thread had to wake it.
+    pub(super) fn wakes(&self) -> u64 {
+        self.mailbox.waker().wakes()
     }
 
     /// Gives a queue that runs here another eventfd for calls.
@@ -112,11 +156,16 @@ struct Thread {
     mailbox: Arc<Mailbox<Mail>>,
     /// Dropped before the lanes: it waits for what is in flight.
     context: IoContext,
-    storage: StorageQueue,
+    storage: Medium,
     chain: Chain,
     epoll: OwnedFd,
     lanes: Vec<Option<Lane>>,
+    /// Of queues that were given back, by index.
+    ended: BTreeMap<u16, QueueCounters>,
+    sleeps: u64,
     reaped: Vec<(u64, Result<(), StorageError>)>,
+    /// Requests of the virtqueues that have ended.
+    finished: Vec<(u64, Result<(), StorageError>)>,
     idle: Idle,
     poisoned: u64,
     stopping: bool,
@@ -129,7 +178,8 @@ impl Thread {
     fn new(
         cpu: Option<usize>,
         mailbox: Arc<Mailbox<Mail>>,
-        storage: &dyn Storage,
+        storage: Arc<dyn Storage>,
+        data_path: DataPath,
     ) -> Result<Self, OpenError> {
         let system =
             |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
@@ -145,7 +195,15 @@ impl Thread {
             max_segments: MAX_PIECES as u32,
             ..IoContextConfig::default()
         })?;
-        let storage = storage.open_queue(&mut context)?;
+        let queue = storage.open_queue(&mut context)?;
+        let storage = match data_path {
+            DataPath::Direct => Medium::Direct(queue),
+            DataPath::QueueGroup => {
+                let config = GroupConfig { mdts_bytes: MDTS_BYTES, posted_registers: false };
+                let group = HostedGroup::native(config);
+                Medium::Controlled(Box::new(ControlledQueue::new(group, queue, storage)))
+            }
+        };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
         for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
             let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
@@ -158,7 +216,10 @@ impl Thread {
             chain: Chain::new(),
             epoll,
             lanes: Vec::new(),
+            ended: BTreeMap::new(),
+            sleeps: 0,
             reaped: Vec::with_capacity(1024),
+            finished: Vec::with_capacity(1024),
             idle: Idle::default(),
             poisoned: poisoned_mappings(),
             stopping: false,
@@ -196,6 +257,10 @@ impl Thread {
                 worked |= queue.fetch(&mut io, taking.is_none()) > 0;
             }
         }
+        if self.storage.has_waiting() {
+            self.storage.retry(&mut self.context, &mut self.finished);
+            worked |= self.finish();
+        }
         if self.context.in_flight() > 0 {
             self.context.submit_batch();
             worked |= self.reap();
@@ -205,8 +270,9 @@ impl Thread {
             queue.publish();
             if taking.is_some()
                 && queue.in_flight() == 0
-                && let Some(Lane { queue, taking: Some(reply) }) = place.take()
+                && let Some(Lane { mut queue, taking: Some(reply) }) = place.take()
             {
+                self.ended.entry(queue.index()).or_default().add(queue.counters());
                 if let Some(kick) = queue.kick() {
                     // It stays open at the other side, so closing it isn't enough.
                     let _ = epoll::delete(&self.epoll, kick);
@@ -230,19 +296,33 @@ impl Thread {
             return false;
         }
         for (token, result) in reaped.drain(..) {
+            self.finished.extend(self.storage.reaped(&mut self.context, token, result));
+        }
+        self.finish();
+        self.context.submit_batch();
+        true
+    }
+
+    /// Tells the virtqueues of what has ended. Returns whether there was anything.
+    #[inline]
+    fn finish(&mut self) -> bool {
+        let worked = !self.finished.is_empty();
+        for (token, result) in self.finished.drain(..) {
             let (lane, head) = split_token(token);
             if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
                 let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
                 entry.queue.reaped(head, result, &mut Io { context, storage, chain, lane });
             }
         }
-        self.context.submit_batch();
-        true
+        worked
     }
 
     fn handle(&mut self, mail: Mail) {
         match mail {
             Mail::Start(queue) => {
+                if self.lanes.iter().all(Option::is_none) {
+                    self.storage.restart();
+                }
                 if let Some(kick) = queue.kick() {
                     let data = epoll::EventData::new_u64(u64::from(kick.as_raw_fd().unsigned_abs()));
                     if let Err(errno) = epoll::add(&self.epoll, kick, data, WATCH) {
@@ -265,8 +345,21 @@ impl Thread {
                     lane.queue.set_call(call);
                 }
             }
+            Mail::Report(reply) => {
+                let _ = reply.send(self.report());
+            }
             Mail::Stop => self.stopping = true,
         }
+    }
+
+    fn report(&mut self) -> PollerReport {
+        let mut queues = self.ended.clone();
+        let mut running = Vec::new();
+        for Lane { queue, .. } in self.lanes.iter_mut().flatten() {
+            running.push(queue.index());
+            queues.entry(queue.index()).or_default().add(queue.counters());
+        }
+        PollerReport { queues, running, sleeps: self.sleeps, enters: self.context.enters() }
     }
 
     fn lane(&mut self, index: u16) -> Option<&mut Lane> {
@@ -278,7 +371,7 @@ impl Thread {
         self.mailbox.waker().prepare_sleep();
         let storage_works = self.context.in_flight() > 0;
         let mut may_rest = !self.mailbox.has_mail() && (!storage_works || self.context.prepare_sleep());
-        let mut until: Option<Duration> = None;
+        let mut until = self.storage.has_waiting().then(|| nap.min(LONGEST_NAP));
         for Lane { queue, taking } in self.lanes.iter_mut().flatten() {
             if !may_rest {
                 break;
@@ -292,6 +385,7 @@ impl Thread {
         if may_rest {
             let timeout = until.and_then(|timeout| Timespec::try_from(timeout).ok());
             let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
+            self.sleeps += 1;
             // Whatever ends the wait, the next turn looks at everything.
             let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
         }

@@ -1,8 +1,7 @@
 //! A virtqueue at work: from descriptor chains to storage operations and back.
 //!
-//! Requests go to the storage directly, as the same [`StorageCommand`]s that the NVMe side makes: a detour over
-//! submission queue entries would build and parse 64 bytes a request to arrive at the same place, and virtio
-//! knows no limit of a transfer (MDTS) that would have to be kept.
+//! Requests are the same [`StorageCommand`]s that the NVMe side makes; what they pass on their way is the
+//! [`Medium`]'s affair.
 //!
 //! A request that the storage has no room for is parsed again later; nothing of the first look is kept.
 #![expect(unsafe_code, reason = "lends guest memory to a storage")]
@@ -20,12 +19,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chain::{Chain, StatusByte, TooManyPieces};
+use super::counters::QueueCounters;
 use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
 use super::inflight::InflightQueue;
+use super::medium::Medium;
 use super::queue_log::QueueLog;
 use super::ring::{Broken, Ring, RingAddresses, RingError, USED_IDX};
 use crate::memory::MemoryMap;
-use crate::storage::{IoContext, Operation, StorageCommand, StorageError, StorageQueue, Submission, Token};
+use crate::storage::{IoContext, Operation, StorageCommand, StorageError, Submission, Token};
 
 /// Requests that a queue may take in one turn.
 const BATCH: usize = 32;
@@ -37,7 +38,7 @@ const PUBLISH_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Io<'a> {
     pub(super) context: &'a mut IoContext,
-    pub(super) storage: &'a mut StorageQueue,
+    pub(super) storage: &'a mut Medium,
     pub(super) chain: &'a mut Chain,
     /// The queue's place on its poller.
     pub(super) lane: u16,
@@ -85,6 +86,7 @@ pub(super) struct Virtqueue {
     in_flight: u16,
     /// Used entries that the driver doesn't see yet.
     unpublished: u16,
+    counters: QueueCounters,
     /// The driver is called at the next chance whether it wants to be or not.
     call_anyway: bool,
     broken: bool,
@@ -181,6 +183,7 @@ impl Virtqueue {
             pending,
             in_flight,
             unpublished: 0,
+            counters: QueueCounters::default(),
             broken: false,
         })
     }
@@ -213,6 +216,20 @@ impl Virtqueue {
     pub(super) fn set_call(&mut self, call: Option<File>) {
         self.call = call;
         self.call_anyway = true;
+    }
+
+    /// What it has done so far. The kicks are those that nobody has read off the eventfd yet.
+    pub(super) fn counters(&mut self) -> &QueueCounters {
+        if let Some(kick) = &self.kick {
+            let mut counter = [0; 8];
+            let slices = &mut [std::io::IoSliceMut::new(&mut counter)];
+            // Whatever a frontend has handed over, and whatever it does with it: this doesn't wait.
+            let flags = rustix::io::ReadWriteFlags::NOWAIT;
+            if let Ok(8) = rustix::io::preadv2(kick, slices, u64::MAX, flags) {
+                self.counters.kicks = self.counters.kicks.wrapping_add(u64::from_ne_bytes(counter));
+            }
+        }
+        &self.counters
     }
 
     /// The eventfds, for the queue that comes after this one.
@@ -334,6 +351,7 @@ impl Virtqueue {
     fn call_driver(&mut self) {
         self.call_anyway = false;
         if let Some(call) = &mut self.call {
+            self.counters.notifications += 1;
             // A counter that is full is readable as well, and a frontend that hands something else over has
             // only itself to blame: the descriptor doesn't block.
             let _ = call.write(&1_u64.to_ne_bytes());
@@ -350,6 +368,7 @@ impl Virtqueue {
         flight.active = true;
         flight.ranges.count = 0;
         self.in_flight += 1;
+        self.counters.took(head);
         if let Some(inflight) = &mut self.inflight {
             inflight.mark(head);
         }
@@ -367,6 +386,13 @@ impl Virtqueue {
         if let Some(byte) = status_byte {
             byte.write(status);
         }
+        // Only a read's used length tells of data.
+        let (read, written) = match (status == OK, used_len > 1) {
+            (false, _) => (0, 0),
+            (true, true) => (data_bytes, 0),
+            (true, false) => (0, data_bytes),
+        };
+        self.counters.ended(head, status == OK, read, written);
         let used_offset = self.ring.push_used(head, used_len);
         if let Some(log) = &mut self.log {
             log.completed(head, status_byte.map(StatusByte::place), used_offset);
@@ -381,6 +407,7 @@ impl Virtqueue {
 
     fn forget(&mut self, head: u16) {
         self.flights[usize::from(head)].active = false;
+        self.counters.forgot(head);
         if let Some(log) = &mut self.log {
             log.forget(head);
         }
@@ -553,7 +580,7 @@ fn transfer(
     pieces: Result<&[libc::iovec], TooManyPieces>,
     token: Token,
     context: &mut IoContext,
-    storage: &mut StorageQueue,
+    storage: &mut Medium,
 ) -> Result<Step, StorageError> {
     let Ok(pieces) = pieces else { return Err(StorageError::BadSegments) };
     let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(StorageError::OutOfRange)?;

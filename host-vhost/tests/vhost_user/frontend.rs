@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer};
+use doorbell_vhost::endpoint::Endpoint;
+use doorbell_vhost::vhost_user_blk::{BlkConfig, BlkServer, DataPath};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -36,6 +37,7 @@ pub mod code {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
     pub const GET_INFLIGHT_FD: u32 = 31;
@@ -51,8 +53,8 @@ pub const F_FLUSH: u64 = 1 << 9;
 pub const F_LOG_ALL: u64 = 1 << 26;
 const F_VERSION_1: u64 = 1 << 32;
 const F_PROTOCOL: u64 = 1 << 30;
-/// MQ, LOG_SHMFD, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
-pub const PROTOCOL: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
+/// MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+pub const PROTOCOL: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
 /// Where rings are, one each 64 KiB.
 pub const RINGS: u64 = 0;
@@ -60,6 +62,15 @@ pub const RINGS: u64 = 0;
 pub const HEADERS: u64 = 0x10_0000;
 /// Where data is, 64 KiB a head.
 pub const DATA: u64 = 0x20_0000;
+
+/// The data path that the tests are about: `DOORBELL_TEST_DATA_PATH`, `direct` where it isn't set.
+fn data_path() -> DataPath {
+    match std::env::var("DOORBELL_TEST_DATA_PATH").as_deref() {
+        Err(_) | Ok("direct") => DataPath::Direct,
+        Ok("queue-group") => DataPath::QueueGroup,
+        Ok(other) => panic!("DOORBELL_TEST_DATA_PATH={other}: direct or queue-group"),
+    }
+}
 
 /// A served disk in this process.
 #[derive(Debug)]
@@ -74,12 +85,13 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("blk");
         let server = BlkServer::start(BlkConfig {
-            socket: socket.clone(),
+            endpoint: Endpoint::Path(socket.clone()),
             namespace: namespace.parse().unwrap(),
             queues,
             pollers,
             cpus: Vec::new(),
             serial: Some("serial 7".into()),
+            data_path: data_path(),
         });
         Self { socket, _server: server.unwrap(), _directory: directory }
     }

@@ -7,6 +7,7 @@ mod hostile;
 mod kill;
 mod log;
 mod memory;
+mod operator;
 mod process;
 mod protocol;
 mod requests;

@@ -1,5 +1,7 @@
-//! SET_LOG_FD, the one message of the dirty log that the `vhost` crate knows no handler for: it would end the
-//! session. So each message is looked at before the crate reads it, and this one is answered here.
+//! Messages with a descriptor that the `vhost` crate doesn't hand over as they are needed: SET_LOG_FD, for which it
+//! knows no handler, so that it would end the session; and SET_BACKEND_REQ_FD, whose channel it wraps into a type
+//! that can't say CONFIG_CHANGE_MSG. So each message is looked at before the crate reads it, and these are answered
+//! here.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut, Write as _};
@@ -15,12 +17,14 @@ use super::backend::Backend;
 
 /// See the module: a second descriptor of the session's connection.
 #[derive(Debug)]
-pub(super) struct LogFd {
+pub(super) struct Descriptors {
     stream: UnixStream,
 }
 
 /// `VHOST_USER_SET_LOG_FD`.
 const SET_LOG_FD: u32 = 7;
+/// `VHOST_USER_SET_BACKEND_REQ_FD`.
+const SET_BACKEND_REQ_FD: u32 = 21;
 
 /// Request, flags, size of the payload: 32 bits each.
 const HEADER_BYTES: usize = 12;
@@ -31,7 +35,7 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-impl LogFd {
+impl Descriptors {
     pub(super) fn new(stream: &UnixStream) -> io::Result<Self> {
         Ok(Self { stream: stream.try_clone()? })
     }
@@ -41,10 +45,11 @@ impl LogFd {
         let mut code = [0; 4];
         // Fewer bytes, none or an error: whoever reads next finds the same.
         let (_, len) = recv(&self.stream, &mut code, RecvFlags::PEEK).ok()?;
-        (len == code.len() && u32::from_le_bytes(code) == SET_LOG_FD).then(|| self.set(backend))
+        let code = u32::from_le_bytes(code);
+        (len == 4 && matches!(code, SET_LOG_FD | SET_BACKEND_REQ_FD)).then(|| self.set(code, backend))
     }
 
-    fn set(&self, backend: &Mutex<Backend>) -> Result<()> {
+    fn set(&self, code: u32, backend: &Mutex<Backend>) -> Result<()> {
         let mut header = [0; HEADER_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -64,10 +69,13 @@ impl LogFd {
         }
         let file = file.filter(|_| !truncated).ok_or(Error::IncorrectFds)?;
         let mut backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = backend.set_log_fd(file);
+        let done = match code {
+            SET_LOG_FD => backend.set_log_fd(file),
+            _ => backend.set_channel(file),
+        };
         if flags & NEED_REPLY != 0 && backend.has_protocol_feature(VhostUserProtocolFeatures::REPLY_ACK) {
             let mut reply = Vec::with_capacity(HEADER_BYTES + 8);
-            for word in [SET_LOG_FD, VERSION | REPLY, 8, u32::from(done.is_err()), 0] {
+            for word in [code, VERSION | REPLY, 8, u32::from(done.is_err()), 0] {
                 reply.extend(word.to_le_bytes());
             }
             (&self.stream).write_all(&reply).map_err(Error::SocketError)?;

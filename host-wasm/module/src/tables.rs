@@ -1,0 +1,201 @@
+//! Everything that the module and its host share in linear memory, and the tables of the core.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::AtomicU32;
+
+use doorbell_abi::{
+    ABI_VERSION, CommandRecord, CompletionRecord, Field, LAYOUT_WORDS, MAGIC, MessageRecord, SCRATCH_BYTES,
+    StateRecord, TurnInput, TurnRecord, WriteRecord,
+};
+use doorbell_core::controller::{Controller, ControllerConfig};
+use doorbell_core::doorbell::Registers;
+use doorbell_core::group::{GroupConfig, QueueGroup};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Queue groups of a controller.
+pub(crate) const GROUPS: usize = 16;
+/// I/O queue pairs of a controller, and of a group.
+pub(crate) const QUEUES: usize = 64;
+/// Commands in flight of a group.
+pub(crate) const COMMANDS: usize = 256;
+/// Namespaces.
+pub(crate) const NAMESPACES: usize = 32;
+
+/// Doorbell registers: the admin queue's and two for each queue pair.
+pub(crate) const REGISTERS: usize = 2 * (QUEUES + 1);
+
+const COMPLETION_RECORDS: usize = COMMANDS;
+const COMMAND_RECORDS: usize = 32;
+const WRITE_RECORDS: usize = 512;
+const MESSAGE_RECORDS: usize = 16;
+const CANCEL_RECORDS: usize = 4;
+const OUTPUT_RECORDS: usize = 64;
+
+/// What is shared. The host knows where from `layout`.
+pub(crate) struct Shared {
+    pub(crate) registers: [AtomicU32; REGISTERS],
+    pub(crate) shadows: [u32; REGISTERS],
+    pub(crate) completions: [CompletionRecord; COMPLETION_RECORDS],
+    pub(crate) commands: [CommandRecord; COMMAND_RECORDS],
+    pub(crate) writes: [WriteRecord; WRITE_RECORDS],
+    pub(crate) messages: [MessageRecord; MESSAGE_RECORDS],
+    pub(crate) interrupts: [u32; QUEUES],
+    pub(crate) cancels: [u64; CANCEL_RECORDS],
+    pub(crate) outputs: [MessageRecord; OUTPUT_RECORDS],
+    pub(crate) turn: TurnRecord,
+    pub(crate) input: TurnInput,
+    pub(crate) state: StateRecord,
+    pub(crate) scratch: Scratch,
+}
+
+/// The area that records are passed in.
+#[repr(align(8))]
+pub(crate) struct Scratch(pub(crate) [u8; SCRATCH_BYTES]);
+
+static mut SHARED: MaybeUninit<Shared> = MaybeUninit::zeroed();
+static mut LAYOUT: [u32; LAYOUT_WORDS] = [0; LAYOUT_WORDS];
+
+/// A table of the core, made when it is first used: its contents would otherwise be most of the module's file.
+struct Lazy<T> {
+    made: bool,
+    value: MaybeUninit<T>,
+}
+
+impl<T> Lazy<T> {
+    const fn new() -> Self {
+        Self { made: false, value: MaybeUninit::zeroed() }
+    }
+
+    /// The table; `make` makes it where there is none.
+    ///
+    /// # Safety
+    /// `this` is a static, and no other borrow of it is alive.
+    #[inline]
+    unsafe fn get(this: *mut Self, make: fn() -> T) -> &'static mut T {
+        // SAFETY: the caller's promise.
+        let this = unsafe { &mut *this };
+        if !this.made {
+            this.value.write(make());
+            this.made = true;
+        }
+        // SAFETY: it has been written just now or before.
+        unsafe { this.value.assume_init_mut() }
+    }
+}
+
+/// The controller's tables.
+pub(crate) type ModuleController = Controller<GROUPS, QUEUES, NAMESPACES>;
+/// The group's tables.
+pub(crate) type ModuleGroup = QueueGroup<QUEUES, COMMANDS, NAMESPACES>;
+
+static mut CONTROLLER: Lazy<ModuleController> = Lazy::new();
+static mut GROUP: Lazy<ModuleGroup> = Lazy::new();
+
+/// What is shared.
+///
+/// Only its own fields are borrowed from the pointer, one at a time.
+pub(crate) fn shared() -> *mut Shared {
+    (&raw mut SHARED).cast()
+}
+
+/// Where the doorbell registers are. Atomics: the host stores into them while an import runs.
+pub(crate) fn registers() -> &'static Registers {
+    // SAFETY: a static, of atomics, that is never borrowed mutably.
+    unsafe { &(*shared()).registers }
+}
+
+/// The controller of this instance.
+pub(crate) fn controller() -> &'static mut ModuleController {
+    // SAFETY: an instance has one thread, an export borrows this once, and no import calls an export.
+    unsafe { Lazy::get(&raw mut CONTROLLER, default_controller) }
+}
+
+/// The queue group of this instance.
+pub(crate) fn group() -> &'static mut ModuleGroup {
+    // SAFETY: as for the controller.
+    unsafe { Lazy::get(&raw mut GROUP, default_group) }
+}
+
+#[cold]
+#[inline(never)]
+fn default_controller() -> ModuleController {
+    Controller::new(ControllerConfig::DEFAULT)
+}
+
+#[cold]
+#[inline(never)]
+fn default_group() -> ModuleGroup {
+    QueueGroup::new(GroupConfig::DEFAULT)
+}
+
+/// The record at the start of the scratch area.
+pub(crate) fn scratch<R: FromBytes + Immutable + KnownLayout>() -> Option<R> {
+    // SAFETY: a static of bytes, all of them initialised, borrowed for this function only.
+    let bytes = unsafe { &(*shared()).scratch.0 };
+    R::read_from_prefix(bytes).ok().map(|(record, _)| record)
+}
+
+/// Leaves a record at the start of the scratch area.
+pub(crate) fn set_scratch<R: IntoBytes + Immutable>(record: &R) {
+    // SAFETY: a static of bytes, borrowed for this function only.
+    let bytes = unsafe { &mut (*shared()).scratch.0 };
+    let _fits = record.write_to_prefix(bytes);
+}
+
+/// The first `len` bytes of the scratch area, or all of them.
+pub(crate) fn scratch_bytes(len: u32) -> &'static mut [u8] {
+    // SAFETY: a static of bytes; the exports that ask for it do so once, and use no other access meanwhile.
+    let bytes = unsafe { &mut (*shared()).scratch.0 };
+    let len = (len as usize).min(SCRATCH_BYTES);
+    bytes.get_mut(..len).unwrap_or_default()
+}
+
+/// The version of the interface.
+#[unsafe(no_mangle)]
+pub extern "C" fn abi_version() -> u32 {
+    ABI_VERSION
+}
+
+/// Fills the layout table and returns where it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn layout() -> u32 {
+    let at = shared();
+    // SAFETY: a static that is borrowed only here.
+    let table = unsafe { &mut *(&raw mut LAYOUT) };
+    let mut set = |field: Field, value: usize| {
+        if let Some(place) = table.get_mut(field as usize) {
+            *place = value as u32;
+        }
+    };
+    macro_rules! list {
+        ($first:ident, $count:ident, $field:ident, $records:expr) => {
+            // SAFETY: only the address of a field of a static is taken.
+            set(Field::$first, unsafe { &raw mut (*at).$field } as usize);
+            set(Field::$count, $records);
+        };
+    }
+    set(Field::Magic, MAGIC as usize);
+    set(Field::Version, ABI_VERSION as usize);
+    list!(Registers, RegisterCount, registers, REGISTERS);
+    list!(Shadows, ShadowCount, shadows, REGISTERS);
+    list!(Completions, CompletionCount, completions, COMPLETION_RECORDS);
+    list!(Commands, CommandCount, commands, COMMAND_RECORDS);
+    list!(Writes, WriteCount, writes, WRITE_RECORDS);
+    list!(Messages, MessageCount, messages, MESSAGE_RECORDS);
+    list!(Interrupts, InterruptCount, interrupts, QUEUES);
+    list!(Cancels, CancelCount, cancels, CANCEL_RECORDS);
+    list!(Outputs, OutputCount, outputs, OUTPUT_RECORDS);
+    // SAFETY: only addresses of fields of a static are taken.
+    set(Field::Turn, unsafe { &raw mut (*at).turn } as usize);
+    // SAFETY: as above.
+    set(Field::Input, unsafe { &raw mut (*at).input } as usize);
+    // SAFETY: as above.
+    set(Field::State, unsafe { &raw mut (*at).state } as usize);
+    // SAFETY: as above.
+    set(Field::Scratch, unsafe { &raw mut (*at).scratch } as usize);
+    set(Field::Groups, GROUPS);
+    set(Field::Queues, QUEUES);
+    set(Field::CommandSlots, COMMANDS);
+    set(Field::Namespaces, NAMESPACES);
+    table.as_ptr() as u32
+}

@@ -1,0 +1,1 @@
+//! Doorbell's controller as a WASM sandbox for VMMs.
