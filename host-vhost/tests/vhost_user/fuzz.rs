@@ -288,7 +288,7 @@ impl Session {
     fn send(&mut self, request: u32, changed: bool) {
         let mut message = self.message(request);
         let mut size = message.1.len() as u32;
-        let mut flags = 1 | self.random.below(2) as u32 * 8;
+        let mut flags = 1 | (8 * self.random.below(2) as u32);
         if changed && !(self.honest && Self::claims_memory(request)) {
             self.change(&mut message, &mut size, &mut flags);
             if self.honest && Self::claims_memory(message.0) {
@@ -358,7 +358,7 @@ impl Session {
         let (data, len) = (self.address(), self.random.pick(&[512, 4096, 20, 16]));
         let chain = [
             descriptor(header, 16, 1, head as u16 + 1),
-            descriptor(data, len, 1 | 2 * writes, head as u16 + 2),
+            descriptor(data, len, 1 | (2 * writes), head as u16 + 2),
             descriptor(header + 32, 1, 2, 0),
         ];
         self.memory.write_all_at(&bytes, header).unwrap();
