@@ -227,6 +227,13 @@ impl Storage for FileStorage {
         if shared.limits.read_only {
             return Err(ResizeError::ReadOnly);
         }
+        // Held to the end, so that the file isn't given away meanwhile.
+        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*locked {
+            return Err(ResizeError::Unsupported(
+                "the image is another server's until a migration hands it over: resize it there",
+            ));
+        }
         if shared.block_device {
             let real = rustix::fs::seek(&shared.file, rustix::fs::SeekFrom::End(0))
                 .map_err(|errno| failed(errno.into()))?;
