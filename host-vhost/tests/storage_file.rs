@@ -449,3 +449,34 @@ fn neighbours_do_not_lose_each_other_s_writes() {
         }
     }
 }
+
+/// In memory there is nothing to wait for; what can't be done at once is left to the ring.
+#[test]
+fn a_file_in_memory_is_transferred_at_once() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a file system in memory");
+    // The last sector is partial.
+    let path = file(directory.path(), "disk.img", (1 << 20) - 100);
+    let storage = open(&path, Direct::Auto);
+    let mut poller = Poller::new(&storage);
+    let mut memory = Memory::new(16384, 1);
+    memory.bytes().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = (at % 251) as u8);
+    let written = memory.bytes().to_vec();
+    let segments = memory.segments(&[512, 8192, 7680]);
+    let done = Submission::Complete(Ok(()));
+    assert_eq!(poller.submit(1, WRITE, 5 * 512, 16384, &segments), done);
+    memory.bytes().fill(0);
+    assert_eq!(poller.submit(2, Operation::Read, 5 * 512, 16384, &segments), done);
+    assert!(memory.bytes() == written);
+    assert_eq!(poller.context.enters(), 0);
+    assert!(std::fs::read(&path).expect("image")[5 * 512..][..16384] == written);
+    // Durable writes, flushes and the end of the file take the way of all files.
+    let one = [memory.segments(&[512])[0]];
+    assert_eq!(poller.submit(3, Operation::Write { fua: true }, 0, 512, &one), Submission::Queued);
+    assert_eq!(poller.submit(4, Operation::Flush, 0, 0, &[]), Submission::Queued);
+    assert_eq!(poller.submit(5, Operation::Read, (1 << 20) - 512, 512, &one), Submission::Queued);
+    assert!(poller.finish(3).iter().all(|(_, result)| *result == Ok(())));
+    assert_eq!(memory.bytes()[412..512], [0; 100]);
+    // Somebody cuts the file: the same error as with any other.
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(4096)).expect("cut");
+    assert_eq!(poller.run(Operation::Read, 8192, 512, &one), Err(StorageError::Io(libc::EIO)));
+}

@@ -150,15 +150,8 @@ pub fn check_efi_disk(disk: &Path) -> Result<()> {
 /// Starts OVMF on this device and returns what came out of the serial port.
 pub fn run_efi(device: Device) -> Result<String> {
     let mut qemu = Qemu::start(&[device], |folder, command| {
-        let variables = folder.join("variables.fd");
-        fs::copy(layout::part("firmware/variables.fd")?, &variables)?;
-        let code = layout::part("firmware/code.fd")?;
-        command
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max"])
-            .arg("-drive")
-            .arg(format!("if=pflash,format=raw,readonly=on,file={}", code.display()))
-            .arg("-drive")
-            .arg(format!("if=pflash,format=raw,file={}", variables.display()));
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max"]);
+        add_ovmf(folder, command)?;
         console(command);
         Ok(())
     })?;
@@ -166,6 +159,51 @@ pub fn run_efi(device: Device) -> Result<String> {
     let status = qemu.process.wait(Duration::from_secs(300)).with_context(|| serial.text())?;
     ensure!(status.success(), "QEMU ended with {status}: {}\n{}", qemu.process.said(), serial.text());
     Ok(serial.text())
+}
+
+/// Makes a FAT disk that OVMF starts Linux from: with the shell once, which adds an entry to the boot menu, and
+/// directly from then on.
+pub fn linux_disk(folder: &Path, kernel: &Path, initramfs: &Path, options: &str) -> Result<PathBuf> {
+    let disk = crate::qemu::blank_image(folder, 256 << 20)?;
+    let script = folder.join("startup.nsh");
+    fs::write(
+        &script,
+        "@echo -off\r\n\
+         fs0:\r\n\
+         bcfg boot add 0 vmlinuz linux\r\n\
+         bcfg boot -opt 0 options\r\n\
+         reset\r\n",
+    )?;
+    // As a program finds its load options: UTF-16 with a zero at the end.
+    let words = options.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
+    let options = folder.join("options");
+    fs::write(&options, words.collect::<Vec<u8>>())?;
+    mtools("mformat", &disk, &["-F", "::"])?;
+    mtools("mmd", &disk, &["::/EFI", "::/EFI/BOOT"])?;
+    let shell = layout::part("firmware/shell.efi")?;
+    for (from, to) in [
+        (shell.as_path(), "::/EFI/BOOT/BOOTX64.EFI"),
+        (&script, "::/startup.nsh"),
+        (&options, "::/options"),
+        (kernel, "::/vmlinuz"),
+        (initramfs, "::/initramfs"),
+    ] {
+        mtools("mcopy", &disk, &[&from.to_string_lossy(), to])?;
+    }
+    Ok(disk)
+}
+
+/// Gives a machine OVMF, with variables of its own.
+pub(crate) fn add_ovmf(folder: &Path, command: &mut Command) -> Result<()> {
+    let variables = folder.join("variables.fd");
+    fs::copy(layout::part("firmware/variables.fd")?, &variables)?;
+    let code = layout::part("firmware/code.fd")?;
+    command
+        .arg("-drive")
+        .arg(format!("if=pflash,format=raw,readonly=on,file={}", code.display()))
+        .arg("-drive")
+        .arg(format!("if=pflash,format=raw,file={}", variables.display()));
+    Ok(())
 }
 
 fn console(command: &mut Command) {

@@ -10,14 +10,16 @@
 //! - `GUEST-RESULT: ok` or `GUEST-RESULT: failed names`: the end.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use crate::firmware;
 use crate::layout;
 use crate::machine::{Machine, Migration};
 use crate::qemu::{Device, Qemu, monitor};
@@ -28,7 +30,10 @@ pub struct Guest {
     devices: Vec<Device>,
     scripts: Vec<String>,
     kernel: String,
+    modules: Vec<String>,
     pluggable: bool,
+    from_disk: bool,
+    small: bool,
     limit: Duration,
 }
 
@@ -51,13 +56,41 @@ impl Guest {
             Device::Emulated { .. } => "doorbell.emulated".to_owned(),
             Device::VfioUser(_) | Device::VhostUser(_) => String::new(),
         };
+        let modules = match device {
+            Device::VhostUser(_) => vec!["virtio_blk.ko".to_owned()],
+            Device::Emulated { .. } | Device::VfioUser(_) => Vec::new(),
+        };
         Self {
+            modules,
             devices: vec![device],
             scripts: scripts.iter().map(|&script| script.to_owned()).collect(),
             kernel,
             pluggable: false,
+            from_disk: false,
+            small: false,
             limit: Duration::from_secs(600),
         }
+    }
+
+    /// A guest that OVMF starts from [`Self::boot_disk`], which one of the devices has to have.
+    #[must_use]
+    pub fn from_disk(scripts: &[&str]) -> Self {
+        Self {
+            devices: Vec::new(),
+            scripts: scripts.iter().map(|&script| script.to_owned()).collect(),
+            modules: vec!["virtio_blk.ko".to_owned()],
+            kernel: String::new(),
+            pluggable: false,
+            from_disk: true,
+            small: true,
+            limit: Duration::from_secs(600),
+        }
+    }
+
+    /// Makes the disk that the guest starts from.
+    pub fn boot_disk(&self, folder: &Path) -> Result<PathBuf> {
+        let options = format!("initrd=\\initramfs {}", self.command_line());
+        firmware::linux_disk(folder, &layout::part("vmlinuz")?, &self.image(folder)?, &options)
     }
 
     /// Adds a device.
@@ -72,6 +105,20 @@ impl Guest {
     pub fn kernel(mut self, words: &str) -> Self {
         self.kernel.push(' ');
         self.kernel.push_str(words);
+        self
+    }
+
+    /// With busybox and nothing else, which starts quicker.
+    #[must_use]
+    pub const fn small(mut self) -> Self {
+        self.small = true;
+        self
+    }
+
+    /// With a module of the kernel, in `/guest`.
+    #[must_use]
+    pub fn module(mut self, name: &str) -> Self {
+        self.modules.push(name.to_owned());
         self
     }
 
@@ -182,16 +229,15 @@ impl Guest {
 
     fn start(&self, devices: &[Device], more: &[&str]) -> Result<Qemu> {
         Qemu::start(devices, |folder, command| {
-            let image = self.image(folder)?;
+            if self.from_disk {
+                firmware::add_ovmf(folder, command)?;
+            } else {
+                command.arg("-kernel").arg(layout::part("vmlinuz")?);
+                command.arg("-initrd").arg(self.image(folder)?).arg("-append").arg(self.command_line());
+            }
             command
                 .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
                 .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
-                .arg("-kernel")
-                .arg(layout::part("vmlinuz")?)
-                .arg("-initrd")
-                .arg(image)
-                .arg("-append")
-                .arg(format!("console=ttyS0 quiet loglevel=2 panic=0 iomem=relaxed {}", self.kernel))
                 .arg("-qmp")
                 .arg(format!("unix:{},server=on,wait=off", monitor(folder).display()))
                 .args(more)
@@ -204,8 +250,12 @@ impl Guest {
         })
     }
 
+    fn command_line(&self) -> String {
+        format!("console=ttyS0 quiet loglevel=2 panic=0 iomem=relaxed {}", self.kernel)
+    }
+
     /// The set-up's image with the scripts appended: the kernel unpacks one archive after the other.
-    fn image(&self, folder: &Path) -> Result<std::path::PathBuf> {
+    fn image(&self, folder: &Path) -> Result<PathBuf> {
         let root = folder.join("overlay");
         let scripts = root.join("guest");
         fs::create_dir_all(&scripts)?;
@@ -220,27 +270,57 @@ impl Guest {
             order.push('\n');
         }
         fs::write(scripts.join("order"), order)?;
-        if self.devices.iter().any(|device| matches!(device, Device::VhostUser(_))) {
-            let module = "virtio_blk.ko";
+        for module in &self.modules {
             fs::copy(layout::part("modules")?.join(module), scripts.join(module))?;
         }
 
         let image = folder.join("initramfs");
-        fs::copy(layout::part("initramfs")?, &image)?;
-        let mut cpio = Command::new("cpio")
-            .args(["--create", "--format=newc", "--owner=+0:+0", "--quiet"])
-            .current_dir(&root)
-            .stdin(Stdio::piped())
-            .stdout(File::options().append(true).open(&image)?)
-            .spawn()
-            .context("cpio can't be started: run `cargo xtask setup`")?;
-        let mut names = cpio.stdin.take().context("cpio has no standard input")?;
-        writeln!(names, "init\nguest")?;
+        let mut names = "init\nguest\n".to_owned();
         for entry in fs::read_dir(&scripts)? {
             writeln!(names, "guest/{}", entry?.file_name().to_string_lossy())?;
         }
-        drop(names);
-        ensure!(cpio.wait()?.success(), "cpio could not append the scripts");
+        if self.small {
+            unpack(&layout::part("initramfs")?, &root)?;
+            names.push_str("bin\nsbin\nlib\ndev\nproc\nsys\ntmp\nusr\nusr/bin\nusr/bin/busybox\n");
+            for entry in fs::read_dir(root.join("usr/bin"))? {
+                let entry = entry?;
+                if entry.file_type()?.is_symlink() {
+                    writeln!(names, "usr/bin/{}", entry.file_name().to_string_lossy())?;
+                }
+            }
+            File::create(&image)?;
+        } else {
+            fs::copy(layout::part("initramfs")?, &image)?;
+        }
+        append(&image, &root, &names)?;
         Ok(image)
     }
+}
+
+/// Appends an archive of the files of `root` that are named, one a line.
+fn append(image: &Path, root: &Path, names: &str) -> Result<()> {
+    let mut cpio = cpio(&["--create", "--format=newc", "--owner=+0:+0", "--quiet"], root)
+        .stdin(Stdio::piped())
+        .stdout(File::options().append(true).open(image)?)
+        .spawn()
+        .context("cpio can't be started: run `cargo xtask setup`")?;
+    cpio.stdin.take().context("cpio has no standard input")?.write_all(names.as_bytes())?;
+    ensure!(cpio.wait()?.success(), "cpio could not write {}", image.display());
+    Ok(())
+}
+
+/// Unpacks an archive; what is there already stays.
+fn unpack(image: &Path, root: &Path) -> Result<()> {
+    let status = cpio(&["--extract", "--make-directories", "--quiet"], root)
+        .stdin(File::open(image)?)
+        .status()
+        .context("cpio can't be started: run `cargo xtask setup`")?;
+    ensure!(status.success(), "cpio could not read {}", image.display());
+    Ok(())
+}
+
+fn cpio(arguments: &[&str], folder: &Path) -> Command {
+    let mut command = Command::new("cpio");
+    command.args(arguments).current_dir(folder);
+    command
 }

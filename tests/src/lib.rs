@@ -11,6 +11,7 @@
 //! | [`machine`], [`qmp`] | the machine of a guest, to be migrated or to get a disk while it runs |
 //! | [`firmware`] | SeaBIOS and OVMF, and disks for them |
 //! | [`virtio`] | our server of a virtio disk, to be killed under a guest |
+//! | [`backend`], [`blkio`] | servers of virtio disks, ours and QEMU's, and a client of them without a VM |
 //! | [`subject`] | the device under test, and how to swap it |
 //! | [`layout`], [`process`] | where the set-up put things; children that are always ended |
 //!
@@ -19,6 +20,8 @@
 //!
 //! Everything here needs `cargo xtask setup` first and says so when it is missing.
 
+pub mod backend;
+pub mod blkio;
 pub mod doorbell;
 pub mod firmware;
 pub mod guest;

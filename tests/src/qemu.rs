@@ -47,8 +47,8 @@ impl Device {
             }
             Self::VhostUser(socket) => {
                 let chardev = format!("socket,id=virtio,path={},reconnect-ms=100", socket.display());
-                let device = "vhost-user-blk-pci,chardev=virtio,num-queues=2";
-                vec!["-chardev".into(), chardev, "-device".into(), device.into()]
+                let device = format!("vhost-user-blk-pci,chardev=virtio,num-queues=2,bootindex={BOOT_INDEX}");
+                vec!["-chardev".into(), chardev, "-device".into(), device]
             }
             Self::Emulated { image, properties } => {
                 let drive = format!("if=none,id=disk,format=raw,file={}", image.display());

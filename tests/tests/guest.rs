@@ -102,18 +102,9 @@ fn namespaces_come_grow_and_go_under_the_guest() -> Result<()> {
 fn twenty_reboots_keep_the_disk() -> Result<()> {
     const BOOTS: u32 = 20;
     let subject = Subject::start()?;
-    let mut boots = 0;
     let guest = Guest::new(subject.device(), &["reboot"]).limit(Duration::from_secs(1200));
-    guest.run_with(|question| {
-        Ok(match question {
-            "boot" => {
-                boots += 1;
-                boots.to_string()
-            }
-            _ if boots < BOOTS => "yes".to_owned(),
-            _ => "no".to_owned(),
-        })
-    })?;
+    let mut boots = 0;
+    guest.run_with(|question| Ok(count_boots(&mut boots, BOOTS, question)))?;
     ensure!(boots == BOOTS, "the guest booted {boots} times");
     subject.finish()
 }
@@ -173,6 +164,67 @@ fn a_virtio_disk_follows_a_live_migration() -> Result<()> {
     ensure!(migrations.len() == 4, "{} migrations", migrations.len());
     first.stop()?;
     second.stop()
+}
+
+/// Plugged in, verified and pulled out, three times, into a guest that was started without it.
+#[test]
+fn a_virtio_disk_is_plugged_in_and_pulled_out() -> Result<()> {
+    let subject = Subject::start()?;
+    let server = VirtioServer::start(64 << 20)?;
+    let mut plugged = 0;
+    let guest = Guest::new(subject.device(), &["plug"]).module("virtio_blk.ko").pluggable();
+    guest.run_in(|question, machine| {
+        match question {
+            "plug" => {
+                plugged += 1;
+                machine.plug("disk", &server.device())?;
+            }
+            "unplug" => machine.unplug("disk")?,
+            other => bail!("an unknown question: {other}"),
+        }
+        Ok("ok".to_owned())
+    })?;
+    ensure!(plugged == 3, "{plugged} disks were plugged in");
+    server.stop()?;
+    subject.finish()
+}
+
+/// Counts a guest's boots up to `limit`, and says whether it shall boot again.
+fn count_boots(boots: &mut u32, limit: u32, question: &str) -> String {
+    match question {
+        "boot" => {
+            *boots += 1;
+            boots.to_string()
+        }
+        _ if *boots < limit => "yes".to_owned(),
+        _ => "no".to_owned(),
+    }
+}
+
+/// OVMF reads Linux from the virtio disk, by one queue that it polls; Linux resets it and takes two queues with
+/// interrupts; and again.
+#[test]
+fn linux_takes_a_virtio_disk_over_from_the_firmware_that_read_it() -> Result<()> {
+    const BOOTS: u32 = 5;
+    let folder = tempfile::tempdir()?;
+    let guest = Guest::from_disk(&["takeover"]).kernel("doorbell.efi nokaslr");
+    let server = VirtioServer::start_on(&guest.boot_disk(folder.path())?)?;
+    let mut boots = 0;
+    guest.device(server.device()).run_with(|question| Ok(count_boots(&mut boots, BOOTS, question)))?;
+    ensure!(boots == BOOTS, "the guest booted {boots} times");
+    server.stop()
+}
+
+/// SeaBIOS sets the disk up, with a queue of its own, before Linux does.
+#[test]
+fn twenty_reboots_keep_a_virtio_disk() -> Result<()> {
+    const BOOTS: u32 = 20;
+    let server = VirtioServer::start(64 << 20)?;
+    let guest = Guest::new(server.device(), &["takeover"]).small().limit(Duration::from_secs(1200));
+    let mut boots = 0;
+    guest.run_with(|question| Ok(count_boots(&mut boots, BOOTS, question)))?;
+    ensure!(boots == BOOTS, "the guest booted {boots} times");
+    server.stop()
 }
 
 /// A virtio disk grows under its guest, which sees it without a reboot.

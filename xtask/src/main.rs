@@ -64,9 +64,10 @@ enum Task {
     Firmware(job::firmware::Options),
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
-    /// Run the benchmarks of the core, or with `sandbox` those of the sandbox
+    /// Run the benchmarks of the core; `bench vhost`: our vhost-user-blk backend beside QEMU's; `bench sandbox`: sandboxed
+    /// engines beside native ones
     Bench {
-        /// Passed on to `cargo bench`
+        /// `vhost`, `sandbox`, or passed on to `cargo bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

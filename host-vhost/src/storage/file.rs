@@ -51,6 +51,8 @@ pub(super) struct FileShared {
     pub(super) block_device: bool,
     pub(super) limits: Arc<Limits>,
     pub(super) direct: bool,
+    /// Its file system has no other medium than memory.
+    pub(super) in_memory: bool,
     pub(super) alignment: Alignment,
     pub(super) gate: Gate,
     punches_holes: bool,
@@ -112,8 +114,10 @@ impl FileStorage {
         let punches_holes = !read_only
             && !block_device
             && rustix::fs::fallocate(&file, PUNCH, len_bytes.next_multiple_of(1 << 20), 4096).is_ok();
+        let in_memory = rustix::fs::fstatfs(&file).is_ok_and(|found| found.f_type == TMPFS_MAGIC);
         Self {
             shared: Arc::new(FileShared {
+                in_memory: in_memory && !block_device,
                 file,
                 path: path.into(),
                 block_device,
@@ -223,6 +227,13 @@ impl Storage for FileStorage {
         if shared.limits.read_only {
             return Err(ResizeError::ReadOnly);
         }
+        // Held to the end, so that the file isn't given away meanwhile.
+        let locked = self.locked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*locked {
+            return Err(ResizeError::Unsupported(
+                "the image is another server's until a migration hands it over: resize it there",
+            ));
+        }
         if shared.block_device {
             let real = rustix::fs::seek(&shared.file, rustix::fs::SeekFrom::End(0))
                 .map_err(|errno| failed(errno.into()))?;
@@ -310,6 +321,9 @@ impl AsRawFd for FileShared {
         self.file.as_raw_fd()
     }
 }
+
+/// `linux/magic.h`.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 

@@ -1,5 +1,12 @@
 //! A poller's queue of a file: io_uring for what it does well, a worker for the rest.
+//!
+//! A file in a file system in memory (tmpfs) is the exception. It takes no request that mustn't wait, so io_uring
+//! would hand each one to a thread of the kernel, which costs far more than the copy that it makes: 30 us instead of
+//! 2 us for 4 KiB. Such transfers are made at once, by a system call.
 
+#![expect(unsafe_code, reason = "lets the kernel copy between the file and guest memory")]
+
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use super::command::{Operation, StorageCommand, Submission};
@@ -53,11 +60,34 @@ impl FileQueue {
             offset_bytes: command.offset_bytes,
             len_bytes: command.len_bytes,
         };
+        if shared.in_memory && self.transferred(command) {
+            if writes {
+                shared.gate.leave();
+            }
+            return Submission::Complete(Ok(()));
+        }
         let submission = context.submit_to_ring(command, &self.registration, work);
         if writes && submission != Submission::Queued {
             shared.gate.leave();
         }
         submission
+    }
+
+    /// Makes a transfer at once. False where it didn't go through whole, for whatever reason: the ring does it again.
+    fn transferred(&self, command: &StorageCommand<'_>) -> bool {
+        let (list, file) = (command.segments, self.shared.as_raw_fd());
+        let (Ok(count), Ok(offset)) = (list.len().try_into(), command.offset_bytes.try_into()) else {
+            return false;
+        };
+        let moved = match command.operation {
+            // SAFETY: the segments are writable and alive until the command is answered (contract of
+            // `StorageCommand::new`), which is after this call.
+            Operation::Read => unsafe { libc::preadv(file, list.as_ptr(), count, offset) },
+            // SAFETY: the same, and readable.
+            Operation::Write { fua: false } => unsafe { libc::pwritev(file, list.as_ptr(), count, offset) },
+            _ => return false,
+        };
+        u64::try_from(moved).is_ok_and(|moved| moved == command.len_bytes)
     }
 }
 

@@ -3,10 +3,11 @@
 //! * `server`: the socket, one frontend after the other; `backend`: what the frontend has said, over the
 //!   request handler of the `vhost` crate; `guest_memory`: its memory table.
 //! * `disk`: feature bits and configuration space.
-//! * `poller`: the threads; `queue`: a virtqueue at work; `ring`: its split ring; `chain`: descriptor chains as
-//!   pieces of memory; `window`: bounded access to what is shared.
+//! * `poller`: the threads; `queue`: a virtqueue at work, and its requests; `ring`: its split ring; `chain`:
+//!   descriptor chains as pieces of memory; `window`: bounded access to what is shared.
 //! * `medium`: the way from there to the storage; `controlled`: the one through a queue group, over `lent` memory.
-//! * `dirty_log`, `queue_log`: the pages that were written, for live migration; `descriptors`: messages that the crate can't take.
+//! * `dirty_log`, `queue_log`: the pages that were written, for live migration; `descriptors`: messages that
+//!   the crate can't take.
 //! * `operator`: the control socket; `counters`: what it shows of a queue; `announce`: a guest hears of a resize.
 //! * `inflight`: what makes a killed backend's successor complete each request exactly once.
 //!

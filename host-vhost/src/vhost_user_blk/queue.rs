@@ -1,32 +1,32 @@
 //! A virtqueue at work: from descriptor chains to storage operations and back.
 //!
-//! Requests are the same [`StorageCommand`]s that the NVMe side makes; what they pass on their way is the
+//! Requests (`request`, and `ranges` of those without data) are the same
+//! [`StorageCommand`](crate::storage::StorageCommand)s that the NVMe side makes; what they pass on their way is the
 //! [`Medium`]'s affair.
 //!
 //! A request that the storage has no room for is parsed again later; nothing of the first look is kept.
-#![expect(unsafe_code, reason = "lends guest memory to a storage")]
+
+mod ranges;
+mod request;
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
-    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
-};
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
 
-use super::chain::{Chain, StatusByte, TooManyPieces};
+use self::ranges::Ranges;
+use self::request::Step;
+use super::chain::{Chain, StatusByte};
 use super::counters::QueueCounters;
-use super::disk::{Disk, F_EVENT_IDX, F_INDIRECT, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR_BYTES};
+use super::disk::{Disk, F_EVENT_IDX};
 use super::inflight::InflightQueue;
 use super::medium::Medium;
 use super::queue_log::QueueLog;
 use super::ring::{Broken, Ring, RingAddresses, RingError, USED_IDX};
 use crate::memory::MemoryMap;
-use crate::storage::{IoContext, Operation, StorageCommand, StorageError, Submission, Token};
+use crate::storage::{IoContext, StorageError, Token};
 
 /// Requests that a queue may take in one turn.
 const BATCH: usize = 32;
@@ -104,51 +104,9 @@ struct Flight {
     ranges: Ranges,
 }
 
-/// Ranges that are left of a discard or write zeroes request.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ranges {
-    discard: bool,
-    list: [Range; MAX_RANGES],
-    next: u8,
-    count: u8,
-}
-
-/// `struct virtio_blk_discard_write_zeroes` (VIRTIO 1.3, 5.2.6).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Range {
-    sector: U64,
-    num_sectors: U32,
-    /// Bit 0: unmap.
-    flags: U32,
-}
-
-/// `struct virtio_blk_req`, the part that is read (5.2.6).
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Header {
-    kind: U32,
-    reserved: U32,
-    sector: U64,
-}
-
-const HEADER_BYTES: usize = 16;
-const _: () = assert!(size_of::<Header>() == HEADER_BYTES && size_of::<Range>() == 16);
-
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
 const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
 const UNSUPP: u8 = VIRTIO_BLK_S_UNSUPP as u8;
-
-/// What became of a request that was started or continued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// It has ended with this status.
-    Done(u8),
-    /// The storage works on it.
-    Queued,
-    /// The storage has no room.
-    Busy,
-}
 
 impl Virtqueue {
     pub(super) fn new(config: QueueConfig, disk: Arc<Disk>, map: Arc<MemoryMap>) -> Result<Self, RingError> {
@@ -289,7 +247,7 @@ impl Virtqueue {
     pub(super) fn reaped(&mut self, head: u16, result: Result<(), StorageError>, io: &mut Io<'_>) {
         let step = match result {
             Err(error) => {
-                self.flights[usize::from(head)].ranges.count = 0;
+                self.flights[usize::from(head)].ranges.clear();
                 Step::Done(self.failed(error))
             }
             Ok(()) => self.continue_ranges(head, io),
@@ -366,7 +324,7 @@ impl Virtqueue {
             return Err(Broken::InFlight(head));
         }
         flight.active = true;
-        flight.ranges.count = 0;
+        flight.ranges.clear();
         self.in_flight += 1;
         self.counters.took(head);
         if let Some(inflight) = &mut self.inflight {
@@ -427,134 +385,6 @@ impl Virtqueue {
             let _ = err.write(&1_u64.to_ne_bytes());
         }
     }
-
-    /// Parses a request and starts it.
-    #[inline]
-    fn start(&mut self, head: u16, io: &mut Io<'_>) -> Result<Step, Broken> {
-        let flight = &mut self.flights[usize::from(head)];
-        if flight.ranges.count > 0 {
-            return Ok(self.continue_ranges(head, io));
-        }
-        let Io { context, storage, chain, lane } = io;
-        let token = token(*lane, head);
-        chain.walk(&self.ring, &self.map, head, self.features & F_INDIRECT != 0)?;
-        flight.status = Some(chain.take_status().ok_or(Broken::NoStatus)?);
-        flight.used_len = 1;
-        flight.data_bytes = 0;
-        let mut header = [0; HEADER_BYTES];
-        if !chain.read_front(&mut header) {
-            return Err(Broken::NoHeader);
-        }
-        let Header { kind, sector, .. } = zerocopy::transmute!(header);
-        Ok(match kind.get() {
-            VIRTIO_BLK_T_IN => {
-                let len_bytes = chain.writable_bytes();
-                flight.data_bytes = len_bytes;
-                // More than 32 bits can say isn't said.
-                flight.used_len = u32::try_from(len_bytes + 1).unwrap_or(u32::MAX);
-                let pieces = chain.writable();
-                if !keep(&mut self.log, head, &pieces) {
-                    return Ok(Step::Busy);
-                }
-                let step =
-                    transfer(Operation::Read, sector.get(), len_bytes, pieces, token, context, storage)
-                        .unwrap_or_else(|error| Step::Done(self.failed(error)));
-                if let (Step::Busy, Some(log)) = (step, &mut self.log) {
-                    log.forget(head);
-                }
-                step
-            }
-            VIRTIO_BLK_T_OUT => {
-                let operation = Operation::Write { fua: self.disk.write_through() };
-                let len_bytes = chain.readable_bytes();
-                flight.data_bytes = len_bytes;
-                let pieces = chain.readable();
-                transfer(operation, sector.get(), len_bytes, pieces, token, context, storage)
-                    .unwrap_or_else(|error| Step::Done(self.failed(error)))
-            }
-            VIRTIO_BLK_T_FLUSH => {
-                let flush = StorageCommand::without_data(token, Operation::Flush, 0, 0);
-                match storage.submit(context, &flush) {
-                    Submission::Complete(Ok(())) => Step::Done(OK),
-                    Submission::Complete(Err(error)) => Step::Done(self.failed(error)),
-                    Submission::Queued => Step::Queued,
-                    Submission::Busy => Step::Busy,
-                }
-            }
-            VIRTIO_BLK_T_GET_ID => {
-                if !keep(&mut self.log, head, &chain.writable()) {
-                    return Ok(Step::Busy);
-                }
-                flight.used_len += chain.write_front(self.disk.id()) as u32;
-                Step::Done(OK)
-            }
-            kind @ (VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES) => {
-                match parse_ranges(kind == VIRTIO_BLK_T_DISCARD, chain, &self.disk) {
-                    Err(status) => Step::Done(status),
-                    Ok(ranges) => {
-                        flight.ranges = ranges;
-                        self.continue_ranges(head, io)
-                    }
-                }
-            }
-            // Secure erase isn't offered; a zoned disk this isn't.
-            _ => Step::Done(UNSUPP),
-        })
-    }
-
-    /// Starts a flight's next range, and the ones after it as long as they end at once.
-    fn continue_ranges(&mut self, head: u16, io: &mut Io<'_>) -> Step {
-        let write_through = self.disk.write_through();
-        loop {
-            let ranges = &mut self.flights[usize::from(head)].ranges;
-            let Some(range) = ranges.list[..usize::from(ranges.count)].get(usize::from(ranges.next)) else {
-                ranges.count = 0;
-                return Step::Done(OK);
-            };
-            let operation = if ranges.discard {
-                Operation::Deallocate
-            } else {
-                let deallocate = range.flags.get() & FLAG_UNMAP != 0;
-                Operation::WriteZeroes { deallocate, fua: write_through }
-            };
-            let offset_bytes = range.sector.get() * SECTOR_BYTES;
-            let len_bytes = u64::from(range.num_sectors.get()) * SECTOR_BYTES;
-            let command =
-                StorageCommand::without_data(token(io.lane, head), operation, offset_bytes, len_bytes);
-            match io.storage.submit(io.context, &command) {
-                Submission::Busy => return Step::Busy,
-                Submission::Queued => {
-                    ranges.next += 1;
-                    return Step::Queued;
-                }
-                Submission::Complete(Ok(())) => ranges.next += 1,
-                Submission::Complete(Err(error)) => {
-                    ranges.count = 0;
-                    return Step::Done(self.failed(error));
-                }
-            }
-        }
-    }
-
-    /// The status for an error.
-    #[cold]
-    fn failed(&self, error: StorageError) -> u8 {
-        if matches!(error, StorageError::Io(_) | StorageError::NoSpace) {
-            crate::rate_limit::warn_sometimes(|| {
-                tracing::warn!(queue = self.index, %error, "storage error");
-            });
-        }
-        if error == StorageError::Unsupported { UNSUPP } else { IOERR }
-    }
-}
-
-/// Keeps for the log what a request will write, if there is a log. False: there is no room for it now.
-#[inline]
-fn keep(log: &mut Option<Box<QueueLog>>, head: u16, pieces: &Result<&[libc::iovec], TooManyPieces>) -> bool {
-    match (log, pieces) {
-        (Some(log), Ok(pieces)) => log.keep(head, pieces),
-        _ => true,
-    }
 }
 
 /// The token of a request: its queue's lane and its head.
@@ -567,64 +397,4 @@ pub(super) const fn token(lane: u16, head: u16) -> Token {
 #[inline]
 pub(super) const fn split_token(token: Token) -> (u16, u16) {
     ((token >> 16) as u16, token as u16)
-}
-
-const FLAG_UNMAP: u32 = 1;
-
-/// Starts a read or a write.
-#[inline]
-fn transfer(
-    operation: Operation,
-    sector: u64,
-    len_bytes: u64,
-    pieces: Result<&[libc::iovec], TooManyPieces>,
-    token: Token,
-    context: &mut IoContext,
-    storage: &mut Medium,
-) -> Result<Step, StorageError> {
-    let Ok(pieces) = pieces else { return Err(StorageError::BadSegments) };
-    let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(StorageError::OutOfRange)?;
-    if !len_bytes.is_multiple_of(SECTOR_BYTES) {
-        return Err(StorageError::BadSegments);
-    }
-    // SAFETY: every piece lies in a mapping of the map that the queue keeps until nothing is in flight.
-    let command = unsafe { StorageCommand::new(token, operation, offset_bytes, len_bytes, pieces) };
-    match storage.submit(context, &command) {
-        Submission::Complete(result) => result.map(|()| Step::Done(OK)),
-        Submission::Queued => Ok(Step::Queued),
-        Submission::Busy => Ok(Step::Busy),
-    }
-}
-
-/// Takes the ranges of a request, and refuses what the specification wants refused before anything is done
-/// (5.2.6.2): unknown flags, and unmap with discard, are unsupported; anything out of bounds is an error.
-fn parse_ranges(discard: bool, chain: &mut Chain, disk: &Disk) -> Result<Ranges, u8> {
-    let mut ranges = Ranges { discard, ..Ranges::default() };
-    if disk.storage.read_only() {
-        return Err(IOERR);
-    }
-    let len_bytes = chain.readable_bytes();
-    let count = len_bytes / size_of::<Range>() as u64;
-    if count == 0 || count > MAX_RANGES as u64 || !len_bytes.is_multiple_of(size_of::<Range>() as u64) {
-        return Err(IOERR);
-    }
-    ranges.count = count as u8;
-    let list = &mut ranges.list[..count as usize];
-    if !chain.read_front(list.as_mut_bytes()) {
-        return Err(IOERR);
-    }
-    let size_bytes = disk.storage.size_bytes();
-    for range in list {
-        let known = if discard { 0 } else { FLAG_UNMAP };
-        if range.flags.get() & !known != 0 {
-            return Err(UNSUPP);
-        }
-        let end = range.sector.get().checked_add(range.num_sectors.get().into());
-        let end_bytes = end.and_then(|end| end.checked_mul(SECTOR_BYTES));
-        let inside = end_bytes.is_some_and(|end_bytes| end_bytes <= size_bytes);
-        if !inside || range.num_sectors.get() > MAX_RANGE_SECTORS {
-            return Err(IOERR);
-        }
-    }
-    Ok(ranges)
 }

@@ -2,6 +2,7 @@
 #![expect(unreachable_pub, reason = "test modules share items")]
 
 mod frontend;
+mod fuzz;
 mod handover;
 mod hostile;
 mod kill;

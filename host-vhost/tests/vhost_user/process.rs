@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,12 +18,18 @@ pub struct Process {
 
 impl Process {
     pub fn start(socket: &Path, arguments: &[&str]) -> Self {
+        Self::start_saying(socket, arguments, Stdio::inherit())
+    }
+
+    /// The same with another standard error.
+    pub fn start_saying(socket: &Path, arguments: &[&str], said: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_doorbell"))
             .args(["serve", "--vhost-user"])
             .arg(socket)
             .args(arguments)
             .env("DOORBELL_LOG", "warn")
             .stdout(Stdio::piped())
+            .stderr(said)
             .spawn()
             .unwrap();
         // It listens before it says so.
@@ -40,8 +46,14 @@ impl Process {
         fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
     }
 
-    fn count(&self, what: &str) -> usize {
-        std::fs::read_dir(format!("/proc/{}/{what}", self.child.id())).unwrap().count()
+    /// How many entries the folder of the process has; of its threads those that the kernel makes for io_uring don't
+    /// count.
+    pub fn count(&self, what: &str) -> usize {
+        let entries = std::fs::read_dir(format!("/proc/{}/{what}", self.child.id())).unwrap();
+        let name = |path: PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        entries
+            .filter(|entry| what != "task" || !name(entry.as_ref().unwrap().path()).starts_with("iou-"))
+            .count()
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) enum Part {
     Portability,
     /// The microcontroller images: run under QEMU, weighed, instructions counted
     Mcu,
-    /// QEMU as a client without a guest: our driver, Windows', SPDK's; and the harness's own test
+    /// Clients without a guest: QEMU with our driver's and Windows' steps, SPDK, qemu-io, blkio; and the harness's own test
     Qtest,
     /// SeaBIOS and OVMF read from our disk
     Firmware,
@@ -61,7 +61,7 @@ pub(crate) fn run(parts: &[Part], report: &mut Report) {
         (Part::Sandbox, "sandbox", sandbox::run),
         (Part::Portability, "portability", foreign::run),
         (Part::Mcu, "mcu", firmware::test),
-        (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk"], 2)),
+        (Part::Qtest, "qtest", || system::run(&["harness", "qtest", "windows", "spdk", "clients"], 2)),
         (Part::Firmware, "firmware", || system::run(&["firmware"], 1)),
         (Part::Guest, "guest", || system::run(&["guest"], 1)),
         (Part::SandboxSystem, "sandbox-system", sandbox::system),

@@ -2,7 +2,8 @@
 //!
 //! | path | what it is |
 //! | --- | --- |
-//! | `qemu-system-x86_64`, `qemu-img` | start a QEMU that has `vfio-user-pci` |
+//! | `qemu-system-x86_64` | starts a QEMU that has `vfio-user-pci` |
+//! | `qemu-img`, `qemu-io`, `qemu-storage-daemon` | its other programs, with the driver `virtio-blk-vhost-user` |
 //! | `firmware/` | OVMF's code and variables, and the EFI shell |
 //! | `vmlinuz` | a Linux kernel with the nvme driver built in |
 //! | `initramfs` | busybox, fio, nvme-cli, pciutils, e2fsprogs; the tests append scripts to it |

@@ -15,7 +15,11 @@ use crate::command::{installed, output};
 use crate::setup::debian::{Archive, Suite};
 
 /// The packages of a QEMU that has to be fetched.
-pub(super) const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-utils", "seabios"];
+/// `qemu-block-extra` holds the module with libblkio, a virtio driver that needs no VM.
+pub(super) const PACKAGES: [&str; 4] = ["qemu-system-x86", "qemu-utils", "qemu-block-extra", "seabios"];
+
+/// QEMU's programs that aren't the machine itself.
+const TOOLS: [&str; 3] = ["qemu-img", "qemu-io", "qemu-storage-daemon"];
 
 /// The packages of UEFI firmware.
 pub(super) const FIRMWARE: [&str; 2] = ["ovmf", "efi-shell-x64"];
@@ -24,15 +28,22 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// Makes the start scripts and `firmware/` in `folder`.
 pub(super) fn build(archive: &Archive, folder: &Path) -> Result<()> {
-    if suitable("qemu-system-x86_64") && installed("qemu-img") {
-        println!("the installed QEMU has vfio-user-pci");
+    if suitable("qemu-system-x86_64") && TOOLS.into_iter().all(installed) && drives_virtio("qemu-img") {
+        println!("the installed QEMU has vfio-user-pci and a virtio driver of its own");
         script(folder, "qemu-system-x86_64", "exec qemu-system-x86_64 \"$@\"")?;
-        script(folder, "qemu-img", "exec qemu-img \"$@\"")?;
+        for tool in TOOLS {
+            script(folder, tool, &format!("exec {tool} \"$@\""))?;
+        }
     } else {
         archive.unpack(Suite::Backports, &PACKAGES, &folder.join("qemu"))?;
         let data = "-L \"$root/usr/share/qemu\" -L \"$root/usr/share/seabios\"";
         script(folder, "qemu-system-x86_64", &loader("qemu-system-x86_64", data))?;
-        script(folder, "qemu-img", &loader("qemu-img", ""))?;
+        for tool in TOOLS {
+            script(folder, tool, &loader(tool, ""))?;
+        }
+    }
+    if !drives_virtio(&folder.join("qemu-img").to_string_lossy()) {
+        bail!("{} has no driver virtio-blk-vhost-user; it comes with qemu-block-extra", folder.display());
     }
     let program = folder.join("qemu-system-x86_64");
     if !suitable(&program.to_string_lossy()) {
@@ -58,10 +69,20 @@ fn firmware(archive: &Archive, folder: &Path) -> Result<()> {
     Ok(fs::remove_dir_all(root)?)
 }
 
-/// Whether this program is a QEMU that has the device.
+/// Whether this program is a QEMU that has the device. The list of all devices would do too, but for that QEMU loads
+/// every module that it finds, and fails where another version has left its own.
 fn suitable(program: &str) -> bool {
-    output(Command::new(program).args(["-device", "help"]))
-        .is_ok_and(|text| text.contains("\"vfio-user-pci\""))
+    output(Command::new(program).args(["-device", "vfio-user-pci,help"])).is_ok()
+}
+
+/// Whether this `qemu-img` has the driver `virtio-blk-vhost-user`: then its complaint is another.
+fn drives_virtio(program: &str) -> bool {
+    let image = "driver=virtio-blk-vhost-user,path=/nonexistent/socket,cache.direct=on";
+    let said = output(Command::new(program).args(["info", "--image-opts", image]));
+    said.is_err_and(|error| {
+        let text = format!("{error:#}");
+        !text.contains("Unknown driver") && !text.contains("can't be started")
+    })
 }
 
 fn loader(program: &str, data: &str) -> String {
