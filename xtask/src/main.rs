@@ -62,7 +62,7 @@ enum Task {
     },
     /// Check formatting, clippy and rustdoc; warnings are errors
     Lint,
-    /// Run the benchmarks of the core
+    /// Run the benchmarks of the core, or with `sandbox` those of the sandbox
     Bench {
         /// Passed on to `cargo bench`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

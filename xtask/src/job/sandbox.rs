@@ -12,5 +12,7 @@ pub(crate) const MODULE: &str = "DOORBELL_MODULE";
 pub(crate) fn run() -> Result<()> {
     let module = module::run(None)?;
     let packages = ["test", "--package", "doorbell-abi", "--package", "doorbell-wasm"];
-    command::run(command::cargo(packages).env(MODULE, module))
+    command::run(command::cargo(packages).env(MODULE, &module))?;
+    let example = ["run", "--package", "doorbell-wasm", "--example", "vmm", "--"];
+    command::run(command::cargo(example).arg(module))
 }
