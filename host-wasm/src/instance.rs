@@ -285,6 +285,13 @@ impl Instance {
         data.mirror.stage_shadows(guest, base, self.layout.shadows.of(memory))
     }
 
+    /// After a call with staged shadow doorbells; see [`Mirror::shadows_used`].
+    #[inline]
+    pub(crate) fn shadows_used(&mut self) {
+        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
+        data.mirror.shadows_used(self.layout.shadows.of(memory));
+    }
+
     /// Takes what the module has written to registers back.
     #[inline]
     pub(crate) fn write_back(&mut self, registers: &Registers, how: WriteBack) {

@@ -71,6 +71,15 @@ impl Mirror {
         Some(changed)
     }
 
+    /// After a call with staged shadow doorbells: the module may have stored into its copy what it stored into a
+    /// shadow, and the next staging has to compare with that.
+    #[inline]
+    pub(crate) fn shadows_used(&mut self, area: &[u8]) {
+        for &index in &self.watched {
+            self.shadows[index as usize] = get(area, index);
+        }
+    }
+
     /// Copies changed registers into the module's array `area`; whether there were any.
     #[inline]
     pub(crate) fn stage_registers(&mut self, registers: &Registers, area: &mut [u8]) -> bool {

@@ -123,15 +123,16 @@ impl Guest {
         Ok(())
     }
 
+    /// The staged copy of the shadow doorbell at `address`.
     #[inline]
-    fn staged_shadow(&self, address: u64) -> Option<u32> {
+    fn staged_place(&self, address: u64) -> Option<&mut u32> {
         let offset = address.wrapping_sub(self.shadow);
         if !self.staged || self.shadow == NEVER || offset >= REGISTERS as u64 * 4 || offset & 3 != 0 {
             return None;
         }
-        // SAFETY: a static, read for this statement only.
-        let shadows = unsafe { &(*shared()).shadows };
-        shadows.get((offset / 4) as usize).copied()
+        // SAFETY: a static; callers use the borrow in one statement, and nothing else borrows the list.
+        let shadows = unsafe { &mut (*shared()).shadows };
+        shadows.get_mut((offset / 4) as usize)
     }
 
     fn load(&self, address: u64) -> Result<u32, DmaError> {
@@ -167,8 +168,8 @@ impl DmaMemory for Guest {
 
     #[inline]
     fn load_u32(&self, address: u64) -> Result<u32, DmaError> {
-        match self.staged_shadow(address) {
-            Some(value) => Ok(value),
+        match self.staged_place(address) {
+            Some(value) => Ok(*value),
             None => self.load(address),
         }
     }
@@ -185,6 +186,10 @@ impl DmaMemory for Guest {
         let found = self.load(address)?;
         if found == current {
             write(address, &raw const new as u32, 4)?;
+        }
+        // What was staged is older than this.
+        if let Some(staged) = self.staged_place(address) {
+            *staged = if found == current { new } else { found };
         }
         Ok(found)
     }

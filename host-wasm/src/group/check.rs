@@ -6,7 +6,7 @@
 //! guest's memory by whoever uses it, whatever its origin.
 
 use doorbell_core::command::IoCommand;
-use doorbell_core::message::{GroupMessage, GroupReply, GroupRequest};
+use doorbell_core::message::{GroupEvent, GroupMessage, GroupReply, GroupRequest};
 use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
@@ -97,7 +97,11 @@ impl SandboxedGroup {
     /// A message to the controller: an answer must belong to the request under way.
     pub(super) fn check_message(&mut self, message: GroupMessage) -> Result<(), Fault> {
         let reply = match message {
-            GroupMessage::Event(_) => {
+            GroupMessage::Event(event) => {
+                if matches!(event, GroupEvent::Fatal { .. }) {
+                    // It may have given its shadow doorbells up; if not, it loads them by itself from now on.
+                    self.doorbell_buffer = None;
+                }
                 if self.messages.len() < MAX_EVENTS {
                     self.messages.push_back(message);
                 }

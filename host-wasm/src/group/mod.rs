@@ -385,10 +385,11 @@ impl GroupEngine for SandboxedGroup {
         };
         let room = instance.layout.completions.count;
         self.ended.push(completion(tag.to_u64(), status));
-        if self.resetting || self.ended.len() >= room {
+        let dropped = self.resetting;
+        if dropped || self.ended.len() >= room {
             self.turn(memory, &[], Some(0), NO_INTERRUPTS);
         }
-        if self.resetting { Completed::Dropped } else { Completed::Posted }
+        if dropped { Completed::Dropped } else { Completed::Posted }
     }
 
     fn flush(&mut self, memory: &impl DmaMemory, registers: &Registers) {
@@ -445,9 +446,10 @@ impl GroupEngine for SandboxedGroup {
         if !self.is_alive() {
             return if self.messages.is_empty() { Armed::Sleep } else { Armed::Busy };
         }
+        // What is posted only now may have an interrupt that the host hasn't looked for.
+        let posts = !self.ended.is_empty();
         self.flush(memory, registers);
-        let quiet = self.messages.is_empty() && self.interrupts.is_empty() && self.cancels.is_empty();
-        if !quiet || !self.fetched.is_empty() && !self.paused {
+        if posts || !self.messages.is_empty() || !self.fetched.is_empty() && !self.paused {
             return Armed::Busy;
         }
         let armed = self.slow_call(memory, registers, WriteBack::Exchange, |instance| {

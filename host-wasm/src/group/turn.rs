@@ -66,6 +66,9 @@ impl SandboxedGroup {
         let result = instance.call_with(memory, registers, &call, (told as u32, most, now_ns));
         if result.is_ok() {
             instance.write_back(registers, WriteBack::Exchange);
+            if self.doorbell_buffer.is_some() {
+                instance.shadows_used();
+            }
         }
         if let Err(fault) = result.and_then(|()| self.take_turn(memory, most > 0)) {
             self.fail(fault);
@@ -132,7 +135,10 @@ impl SandboxedGroup {
             let vector: U32 =
                 layout.interrupts.get(instance.memory(), index).ok_or(Fault::Interface("no vector"))?;
             let vector = self.check_interrupt(vector.get())?;
-            self.interrupts.push_back(vector);
+            // However many entries a queue got since the host looked last, it is one interrupt.
+            if !self.interrupts.contains(&vector) {
+                self.interrupts.push_back(vector);
+            }
         }
         for index in 0..cancels {
             let Some(instance) = &self.instance else { break };
