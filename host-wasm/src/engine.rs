@@ -98,6 +98,8 @@ impl Drop for Inner {
 }
 
 fn tick(engine: &Weak<Inner>) {
+    // Runaways end when this thread runs, so it goes before them where it may (on Linux this is of the thread alone).
+    let _ = rustix::process::setpriority_process(None, -10);
     // Holds the engine only for an instant, so that it can go.
     while let Some(inner) = engine.upgrade() {
         if inner.stop.load(Ordering::Relaxed) {

@@ -59,8 +59,8 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// 2 ms and 16 MiB a call.
-    pub const DEFAULT: Self = Self { call_time: Duration::from_millis(2), dma_bytes: 16 << 20 };
+    /// Half a millisecond and 16 MiB a call: a turn of a busy queue takes a few microseconds.
+    pub const DEFAULT: Self = Self { call_time: Duration::from_micros(500), dma_bytes: 16 << 20 };
 }
 
 impl Default for Quotas {

@@ -54,7 +54,7 @@
 //!   up to date, and run the host itself with few privileges.
 //! * **Compiled modules** are machine code. They are run only from bytes whose SHA-256 is known
 //!   ([`Module::precompiled`]) or from a folder that only this user can write to ([`Module::cached`]).
-//! * **Fairness of a shared poller** beyond the bound of a call: a module that uses its 2 ms in every call gets its
+//! * **Fairness of a shared poller** beyond the bound of a call: a module that uses its time up in every call gets its
 //!   share of the thread as any busy guest does. It is stopped at the bound, not below it.
 //! * **A guest that truncates the file behind its memory**: that concerns every host, sandboxed or not.
 

@@ -29,7 +29,7 @@ pub use driver::Driver;
 pub use fake_group::FakeGroup;
 pub use machine::Machine;
 pub use memory::RamMemory;
-pub use pair::Pair;
+pub use pair::{Pair, PairOf, TestGroup};
 pub use ring::{Ring, ShadowRule};
 pub use storage::Storage;
 

@@ -7,7 +7,8 @@ use super::entry::with_cid;
 use super::ring::{Ring, ShadowRule};
 use super::{RamMemory, Storage};
 use crate::command::IoCommand;
-use crate::group::{Armed, Completed, GroupConfig, QueueGroup};
+use crate::engine::GroupEngine;
+use crate::group::{Armed, Completed, GroupConfig, QueueGroup, QueueStatistics};
 use crate::message::{DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupRequest};
 use crate::namespace::Namespace;
 use crate::spec::queue_entry::{CompletionQueueEntry, SubmissionQueueEntry};
@@ -21,12 +22,30 @@ pub const RAM_BYTES: u64 = 16 << 20;
 /// Queue identifiers that have doorbell registers.
 pub const QUEUE_IDENTIFIERS: u16 = 512;
 
+/// A queue group that a [`PairOf`] can make.
+pub trait TestGroup: GroupEngine {
+    /// A group without queues or namespaces.
+    fn make(config: GroupConfig) -> Self;
+}
+
+impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> TestGroup
+    for QueueGroup<QUEUES, COMMANDS, NAMESPACES>
+{
+    fn make(config: GroupConfig) -> Self {
+        Self::new(config)
+    }
+}
+
+/// A [`PairOf`] the core's own queue group with tables of these sizes.
+pub type Pair<const QUEUES: usize = 4, const COMMANDS: usize = 64, const NAMESPACES: usize = 2> =
+    PairOf<QueueGroup<QUEUES, COMMANDS, NAMESPACES>>;
+
 /// A driver and a queue group, the memory and the registers between them, and a storage behind.
 ///
-/// The device *sleeps*: after [`Pair::sleep`] has succeeded it does nothing until a register is written, a
+/// The device *sleeps*: after [`PairOf::sleep`] has succeeded it does nothing until a register is written, a
 /// command ends or a request comes. So a lost wake-up is a command that never completes.
 #[derive(Debug)]
-pub struct Pair<const QUEUES: usize = 4, const COMMANDS: usize = 64, const NAMESPACES: usize = 2> {
+pub struct PairOf<G> {
     /// Guest memory.
     pub memory: RamMemory,
     /// Doorbell registers.
@@ -34,7 +53,7 @@ pub struct Pair<const QUEUES: usize = 4, const COMMANDS: usize = 64, const NAMES
     /// The driver.
     pub driver: Driver,
     /// The device.
-    pub group: QueueGroup<QUEUES, COMMANDS, NAMESPACES>,
+    pub group: G,
     /// The media.
     pub storage: Storage,
     /// Commands that the group gave out and that haven't ended.
@@ -54,15 +73,13 @@ pub struct Pair<const QUEUES: usize = 4, const COMMANDS: usize = 64, const NAMES
     next_cid: u16,
 }
 
-impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Default
-    for Pair<QUEUES, COMMANDS, NAMESPACES>
-{
+impl<G: TestGroup> Default for PairOf<G> {
     fn default() -> Self {
         Self::new(GroupConfig::DEFAULT)
     }
 }
 
-impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<QUEUES, COMMANDS, NAMESPACES> {
+impl<G: TestGroup> PairOf<G> {
     /// A pair without queues or namespaces.
     #[must_use]
     pub fn new(config: GroupConfig) -> Self {
@@ -70,7 +87,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
             memory: RamMemory::new(RAM_BASE, RAM_BYTES),
             registers: (0..u32::from(QUEUE_IDENTIFIERS) * 2).map(|_| AtomicU32::new(0)).collect(),
             driver: Driver::default(),
-            group: QueueGroup::new(config),
+            group: G::make(config),
             storage: Storage::default(),
             in_flight: Vec::new(),
             completed: Vec::new(),
@@ -165,6 +182,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
         buffer
     }
 
+    /// Counters by submission queue.
+    pub fn queue_statistics(&mut self) -> Vec<QueueStatistics> {
+        let mut all = Vec::new();
+        self.group.visit_queue_statistics(|statistics| all.push(statistics));
+        all
+    }
+
     /// Controller reset as the group and the driver see it: all queues and the buffers are gone.
     pub fn reset(&mut self) -> Option<GroupReply> {
         let reply = self.request(GroupRequest::Reset);
@@ -221,7 +245,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
         self.in_flight.len() - before
     }
 
-    /// Carries out and completes one command in flight, by its place in [`Pair::in_flight`].
+    /// Carries out and completes one command in flight, by its place in [`PairOf::in_flight`].
     pub fn finish(&mut self, place: usize) -> Completed {
         let command = self.in_flight.remove(place);
         let status = self.storage.execute(&self.memory, command);
@@ -231,7 +255,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> Pair<Q
     /// Completes a command with a status.
     pub fn complete(&mut self, command: IoCommand, status: Status) -> Completed {
         self.asleep = false;
-        self.group.complete(&self.memory, command.tag, status)
+        let completed = self.group.complete(&self.memory, command.tag, status);
+        self.group.flush(&self.memory, &self.registers);
+        completed
     }
 
     /// The device raises its interrupts.

@@ -119,7 +119,7 @@ pub(crate) fn run(module: &Module) {
     }
 }
 
-fn processor_time_ns() -> i64 {
+pub(crate) fn processor_time_ns() -> i64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use doorbell_wasm::{Engine, Module, Sandbox, SandboxConfig};
 
+use crate::command::processor_time_ns;
 use crate::percentile;
 
 /// Tenants that exist at once.
@@ -53,6 +54,27 @@ pub(crate) fn run(engine: &Engine, path: &Path) {
     println!(
         "a tenant (controller and group): {kib:.0} KiB resident, {:.0} tenants a GiB",
         (1 << 20) as f64 / kib
+    );
+}
+
+/// How long a module that never ends holds its thread up: on the clock, and in processor time.
+pub(crate) fn run_runaways(engine: &Engine) {
+    let endless = wat::parse_str(include_str!("endless.wat")).expect("WAT");
+    let endless = Module::new(engine, &endless).expect("a module that may run");
+    let (mut clock, mut processor) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        let sandbox = Sandbox::new(&endless, SandboxConfig::DEFAULT);
+        let (started, started_ns) = (Instant::now(), processor_time_ns());
+        assert!(sandbox.controller().is_err(), "it never ends");
+        processor.push((processor_time_ns() - started_ns) as f64 / 1e6);
+        clock.push(started.elapsed().as_secs_f64() * 1e3);
+    }
+    println!(
+        "a runaway is stopped after {:.1} ms of processor time (worst {:.1}), {:.1} ms on the clock (worst {:.1})",
+        percentile(&mut processor, 50.0),
+        percentile(&mut processor, 100.0),
+        percentile(&mut clock, 50.0),
+        percentile(&mut clock, 100.0)
     );
 }
 

@@ -21,6 +21,7 @@ fn main() {
     let module = Module::from_file(&engine, &path).expect("`cargo xtask module` builds the module");
     command::run(&module);
     instances::run(&engine, &path);
+    instances::run_runaways(&engine);
     neighbours::run(&engine, &module);
 }
 

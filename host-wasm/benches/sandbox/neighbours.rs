@@ -46,7 +46,7 @@ fn waits(engine: &Engine, module: &Module, bad: bool) -> Vec<f64> {
         *due = started + RESTART_INTERVAL * index as u32 / 100;
     }
     let mut round = 0;
-    while started.elapsed() < DURATION {
+    while round < 3 || started.elapsed() < DURATION {
         for (index, (machine, served)) in good.iter_mut().enumerate() {
             if let Some((sandbox, due)) = others.get_mut(index / 9)
                 && index % 9 == 0

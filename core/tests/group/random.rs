@@ -1,5 +1,4 @@
 //! Random drivers against the queue group: well-behaved ones lose nothing, hostile ones break nothing.
-#![cfg(not(loom))]
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,8 +10,10 @@ use doorbell_core::spec::status::Status;
 use doorbell_core::testing::entry::{DataPointer, flush, on_blocks};
 use doorbell_core::testing::prp::{self, ListPages};
 use doorbell_core::testing::sgl::{self, Descriptor};
-use doorbell_core::testing::{CountingMemory, Pair, RamMemory, Ring, ShadowRule, Storage};
+use doorbell_core::testing::{CountingMemory, RamMemory, Ring, ShadowRule, Storage};
 use proptest::prelude::*;
+
+use crate::Pair;
 
 /// `PROPTEST_CASES` or this many.
 fn cases(cases: u32) -> ProptestConfig {

@@ -1,10 +1,9 @@
 //! Queues, commands and namespaces come and go.
-#![cfg(not(loom))]
 
 use std::cell::RefCell;
 
 use doorbell_core::command::Operation;
-use doorbell_core::group::{Completed, GroupConfig, QueueGroup};
+use doorbell_core::group::Completed;
 use doorbell_core::memory::{Access, DmaError, DmaMemory};
 use doorbell_core::message::{
     Coalescing, GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics,
@@ -15,7 +14,10 @@ use doorbell_core::spec::queue_entry::CommandFlags;
 use doorbell_core::spec::status::Status;
 use doorbell_core::testing::entry::{DataPointer, command, flush, on_blocks};
 use doorbell_core::testing::pair::{RAM_BASE, RAM_BYTES};
-use doorbell_core::testing::{Pair, RamMemory, ShadowRule};
+use doorbell_core::testing::{RamMemory, ShadowRule};
+
+use crate::Pair;
+use doorbell_core::engine::GroupEngine as _;
 
 /// Field case 13.
 #[test]
@@ -157,6 +159,7 @@ fn the_dword_with_the_phase_is_written_last_at_the_wrap_too() {
         let command = pair.group.poll_command(&recorder, &pair.registers).expect("a command");
         recorder.stores.borrow_mut().clear();
         let _ = pair.group.complete(&recorder, command.tag, Status::SUCCESS);
+        pair.group.flush(&recorder, &pair.registers);
         let entry = base + turn % 3 * 16;
         assert_eq!(*recorder.stores.borrow(), [entry, entry + 4, entry + 8, entry + 12]);
         assert!(pair.driver.pop(&recorder.memory, 1).is_some());
@@ -172,7 +175,7 @@ fn unknown_and_inactive_namespaces_are_told_apart() {
     for (nsid, status) in [
         (0, Status::INVALID_NAMESPACE.dnr()),
         (2, Status::INVALID_FIELD.dnr()),
-        (3, Status::INVALID_NAMESPACE.dnr()),
+        (1000, Status::INVALID_NAMESPACE.dnr()),
         (0xffff_fffe, Status::INVALID_NAMESPACE.dnr()),
     ] {
         assert_eq!(pair.execute(1, flush(nsid)), status);
@@ -253,17 +256,6 @@ fn queues_of_65536_entries_wrap() {
 }
 
 #[test]
-fn a_command_waits_for_a_slot_and_is_fetched_when_one_frees() {
-    let mut pair = Pair::<4, 2, 2>::with_queues(16, 16);
-    for _ in 0..7 {
-        pair.submit(1, flush(1));
-    }
-    assert_eq!(pair.fetch(), 2);
-    assert!(pair.sleep());
-    assert_eq!(pair.run().len(), 7);
-}
-
-#[test]
 fn completions_may_come_in_any_order_and_carry_the_present_sqhd() {
     let mut pair = Pair::<4, 64, 2>::with_queues(8, 8);
     let cids: Vec<u16> = (0..3).map(|_| pair.submit(1, flush(1))).collect();
@@ -316,7 +308,7 @@ fn removing_a_namespace_waits_for_its_commands_and_for_flushes_of_all() {
     let _ = pair.finish(0);
     assert_eq!(pair.reply(), Some(GroupReply::Done));
     assert_eq!(pair.group.in_flight(), 1);
-    for nsid in [0, 3, u32::MAX] {
+    for nsid in [0, 1000, u32::MAX] {
         let reply = pair.request(GroupRequest::RemoveNamespace { nsid });
         assert_eq!(reply, Some(GroupReply::Failed(Status::INVALID_NAMESPACE.dnr())));
     }
@@ -419,7 +411,7 @@ fn statistics_count_what_completed() {
         error_log_entries: 2,
     };
     assert_eq!(pair.request(GroupRequest::ReportStatistics), Some(GroupReply::Statistics(expected)));
-    let queue = pair.group.queue_statistics().next().expect("a queue");
+    let queue = pair.queue_statistics()[0];
     assert_eq!((queue.commands, queue.errors, queue.bytes_read), (6, 2, 3 * 8192));
     assert_eq!(pair.reset(), Some(GroupReply::ResetDone));
     assert_eq!(pair.request(GroupRequest::ReportStatistics), Some(GroupReply::Statistics(expected)));
@@ -471,18 +463,4 @@ fn a_flood_of_errors_does_not_hide_a_fatal_event() {
     assert!(events.contains(&GroupMessage::Event(GroupEvent::Fatal { qid: 2 })));
     assert!(pair.group.dropped_events() > 0);
     assert!(pair.sleep());
-}
-
-/// The default tables have the sizes that the documentation promises.
-#[test]
-fn the_tables_are_small() {
-    let sizes = [
-        size_of::<QueueGroup<2, 32, 1>>(),
-        size_of::<QueueGroup<16, 256, 16>>(),
-        size_of::<QueueGroup<65, 1024, 16>>(),
-    ];
-    println!("bytes of QueueGroup<2, 32, 1>, <16, 256, 16>, <65, 1024, 16>: {sizes:?}");
-    assert!(sizes[0] < 4096 && sizes[1] < 20_000 && sizes[2] < 80_000);
-    static GROUP: std::sync::Mutex<QueueGroup> = std::sync::Mutex::new(QueueGroup::new(GroupConfig::DEFAULT));
-    assert_eq!(GROUP.lock().map(|group| group.in_flight()).unwrap_or(1), 0);
 }

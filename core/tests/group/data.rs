@@ -1,5 +1,4 @@
 //! Data pointers, ranges and the statuses of what is wrong with them.
-#![cfg(not(loom))]
 
 use doorbell_core::data::{DataReader, DataWriter, Direction, MAX_SGL_DESCRIPTORS, Segment, Segments};
 use doorbell_core::message::GroupRequest;
@@ -11,7 +10,11 @@ use doorbell_core::testing::entry::{DataPointer, command, flush, on_blocks};
 use doorbell_core::testing::pair::{RAM_BASE, RAM_BYTES};
 use doorbell_core::testing::prp::{self, ListPages, PAGE_BYTES};
 use doorbell_core::testing::sgl::{self, Descriptor};
-use doorbell_core::testing::{CountingMemory, Pair, RamMemory};
+use doorbell_core::testing::{CountingMemory, RamMemory};
+
+use crate::Pair;
+#[allow(unused_imports, reason = "a sandboxed group has its methods by the trait alone")]
+use doorbell_core::engine::GroupEngine as _;
 
 type Small = Pair<4, 64, 2>;
 
