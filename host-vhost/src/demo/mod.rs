@@ -6,8 +6,10 @@
 
 mod cpus;
 mod load;
+mod sandbox;
 mod session;
 mod silence;
 mod tables;
 
+pub use sandbox::run_sandbox;
 pub use session::{DemoError, run};

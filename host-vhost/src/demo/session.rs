@@ -16,17 +16,18 @@ use crate::client::nvme::{DoorbellMode as Method, DriverError, Nvme};
 use crate::client::queue::{DataPointer, DriverCommand, QueuePair, ShadowRule};
 use crate::client::{Client, ClientError};
 use crate::device::{DeviceConfig, DoorbellMode, ServeError, Server};
+use crate::engine::{Hosting, HostingError};
 use crate::namespace_spec::NamespaceSpec;
 use crate::storage::StorageConfig;
 
 /// Bytes of the RAM namespace: more than caches hold.
-const NAMESPACE_BYTES: u64 = 256 << 20;
+pub(super) const NAMESPACE_BYTES: u64 = 256 << 20;
 /// Bytes of the driver's memory.
 const MEMORY_BYTES: u64 = 192 << 20;
 /// Where the driver's memory is in guest addresses.
 const MEMORY_IOVA: u64 = 0x1_0000_0000;
 /// Entries of a queue.
-const QUEUE_ENTRIES: u32 = 256;
+pub(super) const QUEUE_ENTRIES: u32 = 256;
 const READ: u8 = 2;
 const WRITE: u8 = 1;
 const BLOCK_BYTES: u32 = 512;
@@ -37,6 +38,9 @@ pub enum DemoError {
     /// The server.
     #[error("the server: {0}")]
     Serve(#[from] ServeError),
+    /// The sandbox.
+    #[error(transparent)]
+    Hosting(#[from] HostingError),
     /// The driver.
     #[error("the driver: {0}")]
     Driver(#[from] DriverError),
@@ -70,21 +74,23 @@ pub enum DemoError {
 }
 
 /// A driver attached to a server of its own.
-struct Bench {
-    nvme: Nvme,
+pub(super) struct Bench {
+    pub(super) nvme: Nvme,
     buffers: u64,
     server: Server,
 }
 
 impl Bench {
-    fn start(
+    pub(super) fn start(
         cpus: &Cpus,
         socket: &Path,
         doorbells: DoorbellMode,
         storage: StorageConfig,
+        hosting: Hosting,
     ) -> Result<Self, DemoError> {
         let mut config = DeviceConfig::new(socket.to_owned(), vec![NamespaceSpec::new(storage)]);
         config.doorbells = doorbells;
+        config.hosting = hosting;
         config.cpus = cpus.poller().into_iter().collect();
         // The server's other threads inherit where this one may run.
         cpus.run_anywhere();
@@ -97,14 +103,14 @@ impl Bench {
         Ok(Self { nvme, buffers, server })
     }
 
-    fn measure(&self, queue: &mut QueuePair, what: &str, job: &Job) -> Result<Outcome, DemoError> {
+    pub(super) fn measure(&self, queue: &mut QueuePair, what: &str, job: &Job) -> Result<Outcome, DemoError> {
         let load = |why: LoadError| DemoError::Load { what: what.to_owned(), why: why.to_string() };
         run_load(queue, self.buffers, job).map_err(load)
     }
 }
 
 /// 4 KiB reads at depth 1; the tables vary it.
-const JOB: Job = Job {
+pub(super) const JOB: Job = Job {
     opcode: READ,
     pointer: Pointer::Prp,
     len_bytes: 4096,
@@ -120,10 +126,15 @@ const JOB: Job = Job {
 /// # Errors
 /// See [`DemoError`].
 pub fn run(seconds: f64) -> Result<(), DemoError> {
+    in_folder(|folder| run_in(folder, seconds))
+}
+
+/// Does `work` in a temporary folder.
+pub(super) fn in_folder(work: impl FnOnce(&Path) -> Result<(), DemoError>) -> Result<(), DemoError> {
     let folder = std::env::temp_dir().join(format!("doorbell-demo-{}", std::process::id()));
     std::fs::create_dir_all(&folder)
         .map_err(|source| DemoError::System { what: "make a temporary folder", source })?;
-    let outcome = run_in(&folder, seconds);
+    let outcome = work(&folder);
     let _ = std::fs::remove_dir_all(&folder);
     outcome
 }
@@ -136,7 +147,7 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
 
     let socket = folder.join("shadow.sock");
     let ram = StorageConfig::Ram { size_bytes: NAMESPACE_BYTES };
-    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Shadow, ram.clone())?;
+    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Shadow, ram.clone(), Hosting::Native)?;
     introduce(&mut bench, &socket)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Message, false)?;
     verify(&bench, &mut queue)?;
@@ -154,7 +165,7 @@ fn run_in(folder: &Path, seconds: f64) -> Result<(), DemoError> {
     drop((queue, bench));
 
     let socket = folder.join("mapped.sock");
-    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Mapped, ram)?;
+    let mut bench = Bench::start(&cpus, &socket, DoorbellMode::Mapped, ram, Hosting::Native)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     // Memory that was never written isn't there, and reads of it cost nothing.
     verify(&bench, &mut queue)?;
@@ -204,7 +215,7 @@ fn introduce(bench: &mut Bench, socket: &Path) -> Result<(), DemoError> {
 }
 
 /// Writes a pattern over the whole namespace, reads it back into other memory, by PRP and by SGL, and compares every byte.
-fn verify(bench: &Bench, queue: &mut QueuePair) -> Result<(), DemoError> {
+pub(super) fn verify(bench: &Bench, queue: &mut QueuePair) -> Result<(), DemoError> {
     const PIECE: u32 = 128 << 10;
     const PIECES: u64 = NAMESPACE_BYTES / PIECE as u64;
     progress("writing and verifying the whole namespace");
@@ -294,7 +305,8 @@ fn measure_method(
 /// The protocol alone: a namespace that moves no data, polled on both sides.
 fn measure_null(cpus: &Cpus, folder: &Path, cell: Duration) -> Result<Vec<f64>, DemoError> {
     let null = StorageConfig::Null { size_bytes: NAMESPACE_BYTES };
-    let mut bench = Bench::start(cpus, &folder.join("null.sock"), DoorbellMode::Mapped, null)?;
+    let mut bench =
+        Bench::start(cpus, &folder.join("null.sock"), DoorbellMode::Mapped, null, Hosting::Native)?;
     let mut queue = bench.nvme.create_queue_pair(QUEUE_ENTRIES, 128, Method::Mapped, false)?;
     let mut rates = Vec::new();
     for depth in NULL_DEPTHS {
@@ -332,7 +344,7 @@ fn measure_copies(len_bytes: usize, piece_bytes: usize, duration: Duration) -> D
     start.elapsed() / copies
 }
 
-fn progress(what: &str) {
+pub(super) fn progress(what: &str) {
     print!("\r{what:<70}\r");
     let _ = std::io::stdout().flush();
 }

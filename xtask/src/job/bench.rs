@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::job::{module, sandbox};
+use crate::job::{demo, module, sandbox};
 use crate::{command, layout, setup};
 
 /// Runs Criterion's benches of the core with the arguments given, or what the first of them names.
@@ -24,6 +24,7 @@ fn vhost() -> Result<()> {
 
 /// Sandboxed engines beside native ones.
 fn sandboxed(arguments: &[String]) -> Result<()> {
+    demo::sandbox(&[])?;
     let module = module::run(None)?;
     let mut bench = command::cargo(["bench", "--package", "doorbell-wasm", "--bench", "sandbox"]);
     command::run(bench.args(arguments).env(sandbox::MODULE, module))
