@@ -8,7 +8,7 @@ pub(crate) fn run(report: &mut Report) {
     report.run("fmt", || {
         command::run(&mut command::cargo(["fmt", "--all", "--check"]))?;
         // Packages with a workspace of their own.
-        for folder in ["core/panic-proof", "host-mcu/image"] {
+        for folder in ["core/panic-proof", "host-mcu/image", "host-wasm/module"] {
             let manifest = format!("{folder}/Cargo.toml");
             command::run(&mut command::cargo(["fmt", "--check", "--manifest-path", &manifest]))?;
         }
