@@ -67,6 +67,7 @@ mod lend;
 mod mirror;
 mod module;
 mod sandbox;
+mod upgrade;
 
 pub use controller::SandboxedController;
 pub use engine::{Engine, EngineConfig};

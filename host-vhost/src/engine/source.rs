@@ -119,6 +119,16 @@ impl EngineSource {
         }
     }
 
+    /// Where its engines run, for `doorbell stat`.
+    #[must_use]
+    pub fn description(&self) -> String {
+        match &self.kind {
+            Kind::Native => "native".into(),
+            #[cfg(feature = "sandbox")]
+            Kind::Sandbox { path, .. } => format!("sandbox {}", path.display()),
+        }
+    }
+
     /// One of the device's queue groups.
     ///
     /// # Errors

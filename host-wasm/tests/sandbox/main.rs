@@ -4,3 +4,4 @@
 
 mod rig;
 mod traffic;
+mod upgrade;
