@@ -80,7 +80,7 @@ impl Instance {
         self.calls
             .states
             .clone()
-            .ok_or(MoveError::Engine("the module can't be upgraded: see ABI.md, live upgrade"))
+            .ok_or(MoveError::Engine("the module can't be upgraded while it runs: it lacks the exports for that (doorbell-upgrade.wasm has them)"))
     }
 
     /// Address and bytes of the buffer, inside linear memory.
