@@ -128,7 +128,11 @@ impl Control {
         for change in self.model.pump() {
             self.namespace_changed(change);
         }
-        self.advance_upgrade();
+        if self.advance_upgrade() {
+            for change in self.model.pump() {
+                self.namespace_changed(change);
+            }
+        }
         self.finish_tickets();
         self.check_sharing();
         self.check_poisoned();

@@ -101,8 +101,11 @@ impl Control {
     }
 
     /// After the model's turn, when the controller holds nothing back: the controller's own move, or the end.
-    pub(super) fn advance_upgrade(&mut self) {
-        let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.groups_left == 0) else { return };
+    /// Whether there is another controller now, which hasn't had a turn yet.
+    pub(super) fn advance_upgrade(&mut self) -> bool {
+        let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.groups_left == 0) else {
+            return false;
+        };
         if upgrade.failed.is_none() {
             match self.model.upgrade(upgrade.controller) {
                 Ok((pause, retired)) => {
@@ -112,7 +115,7 @@ impl Control {
                     let _ =
                         upgrade.reply.send(Ok(Answer::Upgraded { engine: upgrade.description, pause_ns }));
                     drop(retired);
-                    return;
+                    return true;
                 }
                 Err((error, controller)) => {
                     upgrade.failed = Some(format!("controller: {error}"));
@@ -127,11 +130,12 @@ impl Control {
                 self.model.upgrade_group(group, engine);
             }
             self.upgrade = Some(upgrade);
-            return;
+            return false;
         }
         let why = upgrade.failed.unwrap_or_default();
         tracing::warn!(why, "not upgraded");
         let _ = upgrade.reply.send(Err(format!("{why}; the device goes on as before")));
+        false
     }
 }
 

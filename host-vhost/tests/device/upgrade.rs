@@ -179,11 +179,6 @@ fn verified_io_goes_on_through_twenty_upgrades() {
 }
 
 #[test]
-fn so_it_does_with_doorbells_by_message() {
-    there_and_back(DoorbellMode::Posted, shadow);
-}
-
-#[test]
 fn so_it_does_with_shadow_doorbells() {
     there_and_back(DoorbellMode::Shadow(ShadowRule::Linux), shadow);
 }

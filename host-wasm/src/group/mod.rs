@@ -293,12 +293,16 @@ impl SandboxedGroup {
         call: impl FnOnce(&mut Instance) -> Result<R, Fault>,
     ) -> Option<R> {
         let instance = self.instance.as_mut()?;
-        instance.stage_registers(registers);
+        // A doorbell that this call copies is the next turn's to look at, and so is what was left before.
+        let more = self.more | instance.stage_registers(registers);
         let result = call(instance);
         instance.write_back(registers, how);
         let result = result.and_then(|result| self.take_turn(memory, false).map(|()| result));
         match result {
-            Ok(result) => Some(result),
+            Ok(result) => {
+                self.more |= more;
+                Some(result)
+            }
             Err(fault) => {
                 self.fail(fault);
                 None

@@ -4,6 +4,7 @@ use doorbell_core::controller::Controller;
 use doorbell_core::engine::{ControllerEngine, GroupEngine};
 use doorbell_core::group::{GroupConfig, QueueGroup};
 use doorbell_core::spec::nvm::NvmOpcode;
+use doorbell_core::spec::register;
 use doorbell_core::spec::status::Status;
 use doorbell_core::testing::entry::{DataPointer, on_blocks};
 use doorbell_core::testing::machine::{CFS, RDY};
@@ -89,12 +90,14 @@ fn a_reset_that_waits_for_commands_ends_after_the_move() {
     let pointer = DataPointer { low: data, high: 0, is_sgl: false };
     machine.submit(1, on_blocks(NvmOpcode::READ, 1, 0, 1, pointer));
     machine.settle();
-    assert!(!machine.disable(), "a reset waits for the host's command");
+    // CC.EN 0; the reset waits for the host's command.
+    machine.controller.write_register(register::CC, &0_u32.to_le_bytes());
+    machine.settle();
+    assert!(machine.groups[0].is_resetting());
     let _next = move_over(&mut machine, 1);
     machine.settle();
     assert!(machine.groups[0].is_resetting() && !machine.controller.quiesced());
-    machine.hold = false;
-    machine.settle();
+    assert!(machine.disable());
     assert!(machine.controller.quiesced());
     assert!(machine.bring_up(1, 4) && machine.verify(1, 1, 0, 8, 1));
 }
