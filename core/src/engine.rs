@@ -13,6 +13,8 @@
 //! * [`GroupEngine::poll_command`] may fetch several commands at once. Those that the host hasn't taken yet
 //!   count in [`GroupEngine::in_flight`], and [`GroupEngine::poll_command`] gives them out even while the group
 //!   is paused or resetting.
+//! * It may hold what the host hasn't taken yet. Before [`GroupEngine::save`] the host takes everything that
+//!   [`GroupEngine::poll_fetched`] and the other polls give out, and calls [`GroupEngine::flush`].
 //! * An engine can fail. It then says [`GroupEvent::Fatal`](crate::message::GroupEvent::Fatal), its controller
 //!   shows CSTS.CFS, and the guest's next controller reset begins anew.
 
@@ -25,8 +27,40 @@ use crate::doorbell::Registers;
 use crate::group::{Armed, Completed, QueueGroup, QueueStatistics};
 use crate::memory::DmaMemory;
 use crate::message::{DoorbellBuffer, GroupMessage, GroupRequest, GroupStatistics};
+use crate::namespace::Namespace;
 use crate::spec::status::Status;
+use crate::state::StateError;
 use crate::tag::Tag;
+
+/// Why an engine's state was not saved or loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// The state itself.
+    State(StateError),
+    /// The engine holds something that the host has to take before: what.
+    Undrained(&'static str),
+    /// The engine can't, or says something else than its host knows: what.
+    Engine(&'static str),
+}
+
+impl From<StateError> for MoveError {
+    fn from(error: StateError) -> Self {
+        Self::State(error)
+    }
+}
+
+impl core::fmt::Display for MoveError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::State(error) => error.fmt(f),
+            Self::Undrained(what) => write!(f, "the controller is busy with {what}: try again"),
+            Self::Engine(what) => f.write_str(what),
+        }
+    }
+}
+
+impl core::error::Error for MoveError {}
 
 /// A controller without its I/O path. Each method is [`Controller`]'s of the same name.
 pub trait ControllerEngine {
@@ -121,6 +155,18 @@ pub trait ControllerEngine {
     /// # Errors
     /// As [`Controller::remove_namespace`].
     fn remove_namespace(&mut self, nsid: u32) -> Result<(), NamespaceError>;
+
+    /// Writes the state into `buffer`; its bytes ([`Controller::save`]).
+    ///
+    /// # Errors
+    /// Where the engine can't or mustn't be moved now; it goes on.
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError>;
+
+    /// Goes on with a saved controller ([`Controller::load`]).
+    ///
+    /// # Errors
+    /// Where the state can't be had; the engine is of no use any more.
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError>;
 }
 
 /// A queue group. Each method is [`QueueGroup`]'s of the same name but for those that say otherwise.
@@ -131,6 +177,10 @@ pub trait GroupEngine {
     /// The next command to carry out, or `None` where there is none now.
     #[must_use = "a command that is dropped never completes"]
     fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand>;
+
+    /// A command that [`GroupEngine::poll_command`] has fetched already and would give out next; fetches none.
+    #[must_use = "a command that is dropped never completes"]
+    fn poll_fetched(&mut self) -> Option<IoCommand>;
 
     /// Ends a command.
     fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed;
@@ -186,6 +236,18 @@ pub trait GroupEngine {
 
     /// Calls `visit` with the counters of each submission queue ([`QueueGroup::queue_statistics`]).
     fn visit_queue_statistics(&mut self, visit: impl FnMut(QueueStatistics));
+
+    /// Writes the state into `buffer`; its bytes ([`QueueGroup::save`]).
+    ///
+    /// # Errors
+    /// Where the engine can't or mustn't be moved now; it goes on.
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError>;
+
+    /// Goes on with a saved group ([`QueueGroup::load`]).
+    ///
+    /// # Errors
+    /// Where the state can't be had; the engine is of no use any more.
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError>;
 }
 
 impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ERRORS: usize> ControllerEngine
@@ -269,6 +331,12 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     fn remove_namespace(&mut self, nsid: u32) -> Result<(), NamespaceError> {
         self.remove_namespace(nsid)
     }
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        Ok(Self::save(self, buffer)?)
+    }
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        Ok(Self::load(self, state, has_storage)?)
+    }
 }
 
 impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> GroupEngine
@@ -280,6 +348,10 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> GroupE
     #[inline]
     fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand> {
         self.poll_command(memory, registers)
+    }
+    #[inline]
+    fn poll_fetched(&mut self) -> Option<IoCommand> {
+        None
     }
     #[inline]
     fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed {
@@ -338,5 +410,11 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize> GroupE
         for statistics in self.queue_statistics() {
             visit(statistics);
         }
+    }
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        Ok(Self::save(self, buffer)?)
+    }
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        Ok(Self::load(self, state, has_storage)?)
     }
 }

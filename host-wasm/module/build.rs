@@ -1,10 +1,10 @@
 //! The shape of the module's linear memory.
 
 /// Bytes of the stack, which lies below the data, so that an overflow traps instead of overwriting it.
-const STACK_BYTES: u32 = 96 << 10;
+const STACK_BYTES: u32 = 320 << 10;
 
 /// Bytes of linear memory: as large as it ever gets.
-const MEMORY_BYTES: u32 = 384 << 10;
+const MEMORY_BYTES: u32 = 640 << 10;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

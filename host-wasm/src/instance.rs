@@ -18,6 +18,7 @@ use crate::error::Fault;
 use crate::lend::{Borrower, Lent, lend};
 use crate::mirror::{Mirror, WriteBack};
 use crate::module::Module;
+use crate::upgrade::StateCalls;
 
 /// The exports that a module must have, with the types of their parameters and results: `i` is i32, `l` is i64.
 pub(crate) const EXPORTS: [(&str, &str, &str); 25] = [
@@ -186,6 +187,7 @@ pub(crate) struct Calls {
     pub(crate) group_abandon: TypedFunc<(), ()>,
     pub(crate) group_statistics: Option<TypedFunc<(), ()>>,
     pub(crate) group_queue: Option<TypedFunc<u32, u32>>,
+    pub(crate) states: Option<StateCalls>,
 }
 
 /// See the module.
@@ -538,7 +540,7 @@ impl Layout {
     }
 }
 
-fn find<P: WasmParams, R: WasmResults>(
+pub(crate) fn find<P: WasmParams, R: WasmResults>(
     instance: &wasmtime::Instance,
     store: &mut Store<Data>,
     name: &'static str,
@@ -574,6 +576,7 @@ impl Calls {
             group_abandon: find(instance, store, "group_abandon")?,
             group_statistics: find(instance, store, "group_statistics").ok(),
             group_queue: find(instance, store, "group_queue").ok(),
+            states: StateCalls::find(instance, store),
         })
     }
 }

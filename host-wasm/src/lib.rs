@@ -68,6 +68,7 @@ mod lend;
 mod mirror;
 mod module;
 mod sandbox;
+mod upgrade;
 
 pub use controller::SandboxedController;
 pub use engine::{Engine, EngineConfig};

@@ -588,6 +588,21 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.statistics
     }
 
+    /// Counts what an earlier group in this one's place has done, too.
+    pub fn add_statistics(&mut self, earlier: GroupStatistics) {
+        let own = &mut self.statistics;
+        for (own, earlier) in [
+            (&mut own.bytes_read, earlier.bytes_read),
+            (&mut own.bytes_written, earlier.bytes_written),
+            (&mut own.read_commands, earlier.read_commands),
+            (&mut own.write_commands, earlier.write_commands),
+            (&mut own.media_errors, earlier.media_errors),
+            (&mut own.error_log_entries, earlier.error_log_entries),
+        ] {
+            *own = own.wrapping_add(earlier);
+        }
+    }
+
     /// Counters by submission queue, for each that exists.
     pub fn queue_statistics(&self) -> impl Iterator<Item = QueueStatistics> + '_ {
         self.submission.iter().flatten().map(|submission| {

@@ -7,6 +7,7 @@ mod namespace_args;
 mod pollers;
 mod serve;
 mod stat;
+mod upgrade;
 mod vhost_user_blk;
 
 use anyhow::Result;
@@ -34,6 +35,8 @@ enum Command {
     Stat(stat::Stat),
     /// Add, remove or resize namespaces of a running server; its guest notices.
     Namespace(namespace::Namespace),
+    /// Move a running controller into another engine; its guest doesn't notice.
+    Upgrade(upgrade::Upgrade),
     /// Serve a RAM namespace, drive it with a driver of our own over a real socket, verify, and measure.
     Demo(demo::Demo),
 }
@@ -57,6 +60,7 @@ impl Cli {
             Command::VhostUserBlk(disk) => disk.run(),
             Command::Stat(stat) => stat.run(),
             Command::Namespace(namespace) => namespace.run(),
+            Command::Upgrade(upgrade) => upgrade.run(),
             Command::Demo(demo) => demo.run(),
         }
     }

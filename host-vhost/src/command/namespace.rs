@@ -69,7 +69,7 @@ impl Namespace {
         for command in commands {
             match ask(&socket, command)? {
                 Answer::Namespace { nsid } => println!("namespace {nsid} {done}"),
-                Answer::Stat(_) | Answer::Disk(_) => {
+                Answer::Stat(_) | Answer::Disk(_) | Answer::Upgraded { .. } => {
                     bail!("the server answered another question; is it of another version?")
                 }
             }

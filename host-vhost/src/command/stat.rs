@@ -29,7 +29,7 @@ impl Stat {
             }
             Answer::Stat(statistics) => print(&statistics),
             Answer::Disk(statistics) => print_disk(&statistics),
-            Answer::Namespace { .. } => {
+            Answer::Namespace { .. } | Answer::Upgraded { .. } => {
                 bail!("the server answered another question; is it of another version?")
             }
         }
@@ -43,9 +43,9 @@ fn micros(ns: Option<u64>) -> String {
 }
 
 fn print(statistics: &Statistics) {
-    let Statistics { connected, connections, ready, shadow_doorbells, doorbells, .. } = statistics;
+    let Statistics { connected, connections, ready, shadow_doorbells, doorbells, engine, .. } = statistics;
     println!(
-        "client {} ({connections} so far), controller {}, doorbells {doorbells}{}",
+        "client {} ({connections} so far), controller {} ({engine}), doorbells {doorbells}{}",
         if *connected { "attached" } else { "absent" },
         if *ready { "ready" } else { "not ready" },
         if *shadow_doorbells { ", shadow doorbells active" } else { "" },

@@ -1,5 +1,7 @@
 //! What the control socket speaks, version 1.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol.
@@ -25,6 +27,11 @@ pub enum Command {
     NamespaceAdd {
         /// As on the command line: `ram=1G`.
         spec: String,
+    },
+    /// Go on in another engine.
+    Upgrade {
+        /// The file of the module that a sandbox is to run; without it the controller runs in the server itself.
+        module: Option<PathBuf>,
     },
     /// Remove a namespace.
     NamespaceRemove {
@@ -68,6 +75,13 @@ pub enum Answer {
     Stat(Box<Statistics>),
     /// To [`Command::Stat`], by a virtio disk.
     Disk(Box<DiskStatistics>),
+    /// To [`Command::Upgrade`].
+    Upgraded {
+        /// Where the controller runs now.
+        engine: String,
+        /// The longest time that the controller or one of its queue groups stood still, in nanoseconds.
+        pause_ns: u64,
+    },
     /// To a change of namespaces.
     Namespace {
         /// Its identifier.
@@ -82,6 +96,9 @@ pub struct Statistics {
     pub connected: bool,
     /// Clients attached so far.
     pub connections: u64,
+    /// Where the controller runs: `native`, or `sandbox` and the module's file.
+    #[serde(default)]
+    pub engine: String,
     /// CSTS.RDY.
     pub ready: bool,
     /// Shadow doorbells are active.

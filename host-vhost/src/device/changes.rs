@@ -80,7 +80,9 @@ impl Control {
             }
             Command::NamespaceResize { nsid, size_bytes } => {
                 let busy = self.changes.waiting.iter().any(|one| matches!(one.change, Change::Paused { .. }));
-                let started = if busy {
+                let started = if self.upgrade.is_some() {
+                    Err("the controller is being upgraded: try again".into())
+                } else if busy {
                     Err("another namespace is being resized: try again".into())
                 } else {
                     self.namespaces.check_resize(nsid, size_bytes)
@@ -93,6 +95,9 @@ impl Control {
                 let resize = Resize { nsid, size_bytes };
                 let change = Change::Paused { resize, ticket, groups_left, since: Instant::now() };
                 self.wait_for(started, change, reply);
+            }
+            Command::Upgrade { .. } => {
+                let _ = reply.send(Err("an upgrade comes with its engines made".into()));
             }
             Command::NamespaceAdd { .. } => {
                 let _ = reply.send(Err("a namespace to add comes with its storage opened".into()));

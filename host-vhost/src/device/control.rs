@@ -13,6 +13,7 @@ use super::model::Model;
 use super::namespaces::NamespaceTable;
 use super::report::ReportCollector;
 use super::state::StateFile;
+use super::upgrade::Upgrade;
 use super::{ControlMail, flush_all};
 use crate::ctl::protocol::Answer;
 use crate::memory::Sharing;
@@ -52,6 +53,7 @@ pub(super) struct Control {
     pub(super) namespaces: NamespaceTable,
     pub(super) changes: Changes,
     pub(super) reports: ReportCollector,
+    pub(super) upgrade: Option<Upgrade>,
     state: StateFile,
     saved: Instant,
     in_use: bool,
@@ -88,6 +90,7 @@ impl Control {
             namespaces,
             changes: Changes::default(),
             reports,
+            upgrade: None,
             state,
             saved: Instant::now(),
             in_use: false,
@@ -124,6 +127,11 @@ impl Control {
         self.serve_client();
         for change in self.model.pump() {
             self.namespace_changed(change);
+        }
+        if self.advance_upgrade() {
+            for change in self.model.pump() {
+                self.namespace_changed(change);
+            }
         }
         self.finish_tickets();
         self.check_sharing();
@@ -276,12 +284,14 @@ impl Control {
                             let _ = reply.send(Ok(answer));
                         }
                     }
+                    FromGroup::Upgraded(upgraded) => self.group_upgraded(group, upgraded),
                     _ => {}
                 }
             }
             ControlMail::AdminDoorbell => {}
             ControlMail::Command { command, reply } => self.handle_command(command, reply),
             ControlMail::Add { opened, reply } => self.add_namespace(*opened, reply),
+            ControlMail::Upgrade { to, reply } => self.begin_upgrade(*to, reply),
             ControlMail::Flushed(durable) => self.model.handle_flushed(durable),
             ControlMail::Stop => self.stopping = true,
         }

@@ -14,6 +14,7 @@ mod report;
 mod server;
 mod shared;
 mod state;
+mod upgrade;
 
 use crossbeam_channel::Sender;
 
@@ -22,6 +23,7 @@ pub use flush::flush_all;
 pub use namespaces::Opened;
 pub use server::{ServeError, Server};
 pub use shared::{DeviceShared, Storages};
+pub use upgrade::Engines;
 
 use crate::ctl::protocol::{Answer, Command};
 pub use crate::endpoint::Endpoint;
@@ -59,6 +61,13 @@ pub enum ControlMail {
     Add {
         /// The namespace.
         opened: Box<Opened>,
+        /// Where the answer goes.
+        reply: Sender<Result<Answer, String>>,
+    },
+    /// By a person at the control socket: engines to go on with.
+    Upgrade {
+        /// The engines.
+        to: Box<Engines>,
         /// Where the answer goes.
         reply: Sender<Result<Answer, String>>,
     },

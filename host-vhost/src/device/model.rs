@@ -76,9 +76,11 @@ impl DoorbellMessages {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) controller: HostedController,
+    /// Where it runs.
+    pub(super) engine: String,
     pci: ConfigSpace,
     pub(super) shared: Arc<DeviceShared>,
-    groups: Vec<GroupAddress>,
+    pub(super) groups: Vec<GroupAddress>,
     view: MemoryView,
     interrupts: InterruptView,
     pub(super) ioeventfds: IoEventFds,
@@ -97,12 +99,14 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn new(
         controller: HostedController,
+        engine: String,
         pci: ConfigSpace,
         shared: Arc<DeviceShared>,
         groups: Vec<GroupAddress>,
     ) -> Self {
         Self {
             controller,
+            engine,
             pci,
             view: MemoryView::new(Arc::clone(&shared.memory)),
             interrupts: InterruptView::new(Arc::clone(&shared.interrupts)),
@@ -156,7 +160,10 @@ impl Model {
             }
             FromGroup::Report(report) => self.controller.update_statistics(group, report.statistics),
             FromGroup::Statistics(statistics) => self.controller.update_statistics(group, *statistics),
-            FromGroup::Paused { .. } | FromGroup::Refreshed { .. } | FromGroup::Detached => {}
+            FromGroup::Paused { .. }
+            | FromGroup::Refreshed { .. }
+            | FromGroup::Upgraded(_)
+            | FromGroup::Detached => {}
         }
     }
 

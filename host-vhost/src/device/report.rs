@@ -54,6 +54,7 @@ impl ReportCollector {
         let interrupts = &model.shared.interrupts;
         let raised = (0..MAX_QUEUES as u16 + 1).map(|vector| interrupts.raised(vector)).sum::<u64>();
         Statistics {
+            engine: model.engine.clone(),
             ready: model.controller.is_ready(),
             shadow_doorbells: model.controller.doorbell_buffer().is_some(),
             doorbells: match model.shared.doorbell_mode {

@@ -14,10 +14,10 @@ use super::model::{GroupAddress, Model};
 use super::namespaces::{NamespaceTable, Opened};
 use super::report::{PollerGauge, ReportCollector};
 use super::state::StateFile;
-use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Storages};
+use super::{ControlMail, DeviceConfig, DeviceShared, DoorbellMode, Endpoint, Engines, Storages};
 use crate::ctl::protocol::{Answer, Command};
 use crate::ctl::server::ControlSocket;
-use crate::engine::{EngineSource, HostingError};
+use crate::engine::{EngineSource, Hosting, HostingError};
 use crate::namespace_spec::NamespaceSpec;
 use crate::poller::{GroupRunner, Poller, PollerConfig, PollerMail, ToGroup};
 use crate::storage::OpenError;
@@ -114,8 +114,8 @@ impl Server {
         // A guest is told once. Where namespaces can be added later, one of them may need to be flushed.
         let write_cache = path.is_some() || opened.iter().any(Opened::has_volatile_cache);
         let controller = controller_config(config, &serial, write_cache);
-        let engines =
-            EngineSource::new(&config.hosting, controller, config.doorbells == DoorbellMode::Shadow)?;
+        let posted = config.doorbells == DoorbellMode::Shadow;
+        let engines = EngineSource::new(&config.hosting, controller, posted)?;
         let pollers = Pollers::start(config, &engines, &shared)?;
         let groups = pollers.list.iter().map(|poller| GroupAddress {
             mailbox: Arc::clone(poller.mailbox()),
@@ -127,7 +127,9 @@ impl Server {
         });
         let reports = ReportCollector::new(gauges.collect());
         let pci = ConfigSpace::new(PciConfig { vectors: config.vectors, ..PciConfig::DEFAULT });
-        let mut model = Model::new(engines.controller()?, pci, Arc::clone(&shared), groups.collect());
+        let groups = groups.collect();
+        let mut model =
+            Model::new(engines.controller()?, engines.description(), pci, Arc::clone(&shared), groups);
         let mut table = NamespaceTable::default();
         let namespaces = opened.len();
         for opened in opened {
@@ -144,7 +146,12 @@ impl Server {
         let mut server =
             Self { socket: None, path, namespaces, control: Some(control), shared, _pollers: pollers };
         if let Some(path) = &server.path {
-            server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial)?);
+            let groups = config.pollers;
+            let upgrade = move |hosting: &Hosting| {
+                let source = EngineSource::new(hosting, controller, posted)?;
+                Engines::new(&source, groups)
+            };
+            server.socket = Some(control_socket(path, Arc::clone(&server.shared), serial, upgrade)?);
         }
         Ok(server)
     }
@@ -306,6 +313,7 @@ fn control_socket(
     path: &Path,
     shared: Arc<DeviceShared>,
     serial: String,
+    engines: impl Fn(&Hosting) -> Result<Engines, HostingError> + Send + 'static,
 ) -> Result<ControlSocket, ServeError> {
     let mut ordinal = 1 << 32;
     ControlSocket::listen(&crate::ctl::path_of(path), move |command| {
@@ -317,6 +325,12 @@ fn control_socket(
                 // Here and not on the control thread, since opening may take long.
                 let opened = Opened::open(&spec, &serial, ordinal).map_err(|error| error.to_string())?;
                 shared.control.send(ControlMail::Add { opened: Box::new(opened), reply });
+            }
+            Command::Upgrade { module } => {
+                let hosting = module.map_or(Ok(Hosting::Native), Hosting::sandbox);
+                // Here, since compiling a module takes long.
+                let to = hosting.and_then(|hosting| engines(&hosting)).map_err(|error| error.to_string())?;
+                shared.control.send(ControlMail::Upgrade { to: Box::new(to), reply });
             }
             command => shared.control.send(ControlMail::Command { command, reply }),
         }

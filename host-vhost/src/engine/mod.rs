@@ -14,10 +14,11 @@ use doorbell_core::controller::{
     ResetKind, SmartCounters,
 };
 use doorbell_core::doorbell::Registers;
-use doorbell_core::engine::{ControllerEngine, GroupEngine};
+use doorbell_core::engine::{ControllerEngine, GroupEngine, MoveError};
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueGroup, QueueStatistics};
 use doorbell_core::memory::DmaMemory;
 use doorbell_core::message::{DoorbellBuffer, GroupMessage, GroupRequest, GroupStatistics};
+use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
@@ -155,6 +156,12 @@ impl ControllerEngine for HostedController {
     fn remove_namespace(&mut self, nsid: u32) -> Result<(), NamespaceError> {
         hosted!(self, engine => engine.remove_namespace(nsid))
     }
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        hosted!(self, engine => ControllerEngine::save(&mut **engine, buffer))
+    }
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        hosted!(self, engine => ControllerEngine::load(&mut **engine, state, has_storage))
+    }
 }
 
 impl GroupEngine for HostedGroup {
@@ -164,6 +171,9 @@ impl GroupEngine for HostedGroup {
     #[inline]
     fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand> {
         hosted!(self, engine => engine.poll_command(memory, registers))
+    }
+    fn poll_fetched(&mut self) -> Option<IoCommand> {
+        hosted!(self, engine => engine.poll_fetched())
     }
     #[inline]
     fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed {
@@ -222,5 +232,11 @@ impl GroupEngine for HostedGroup {
     }
     fn visit_queue_statistics(&mut self, visit: impl FnMut(QueueStatistics)) {
         hosted!(self, engine => engine.visit_queue_statistics(visit))
+    }
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        hosted!(self, engine => GroupEngine::save(&mut **engine, buffer))
+    }
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        hosted!(self, engine => GroupEngine::load(&mut **engine, state, has_storage))
     }
 }

@@ -107,7 +107,7 @@ impl EngineSource {
     /// The device's controller.
     ///
     /// # Errors
-    /// [`HostingError::Fault`].
+    /// Where a sandbox's module fails at once.
     pub fn controller(&self) -> Result<HostedController, HostingError> {
         match &self.kind {
             Kind::Native => Ok(HostedController::native(self.controller)),
@@ -119,10 +119,20 @@ impl EngineSource {
         }
     }
 
+    /// Where its engines run, for `doorbell stat`.
+    #[must_use]
+    pub fn description(&self) -> String {
+        match &self.kind {
+            Kind::Native => "native".into(),
+            #[cfg(feature = "sandbox")]
+            Kind::Sandbox { path, .. } => format!("sandbox {}", path.display()),
+        }
+    }
+
     /// One of the device's queue groups.
     ///
     /// # Errors
-    /// [`HostingError::Fault`].
+    /// Where a sandbox's module fails at once.
     pub fn group(&self) -> Result<HostedGroup, HostingError> {
         match &self.kind {
             Kind::Native => Ok(HostedGroup::native(self.group)),

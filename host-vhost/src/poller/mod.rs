@@ -13,10 +13,12 @@ pub mod idle;
 pub mod latency;
 mod runner;
 mod thread;
+mod upgrade;
 mod work;
 
 pub use runner::{GroupReport, GroupRunner, QueueReport};
 pub use thread::{Poller, PollerConfig, PollerCounters, PollerMail, ToGroup};
+pub use upgrade::Upgraded;
 
 use doorbell_core::message::{GroupMessage, GroupStatistics};
 
@@ -41,6 +43,8 @@ pub enum FromGroup {
     Detached,
     /// After [`ToGroup::Statistics`], and before the reply to a reset.
     Statistics(GroupStatistics),
+    /// After [`PollerMail::Upgrade`].
+    Upgraded(Upgraded),
     /// After [`ToGroup::Report`].
     Report(Box<GroupReport>),
 }

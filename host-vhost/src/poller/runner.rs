@@ -55,24 +55,24 @@ pub struct QueueReport {
 pub struct GroupRunner {
     /// The group's index in its device.
     index: u16,
-    shared: Arc<DeviceShared>,
-    group: HostedGroup,
+    pub(super) shared: Arc<DeviceShared>,
+    pub(super) group: HostedGroup,
     storage_generation: u64,
-    storages: Storages,
-    view: MemoryView,
+    pub(super) storages: Storages,
+    pub(super) view: MemoryView,
     interrupts: InterruptView,
-    queues: Vec<Option<StorageQueue>>,
+    pub(super) queues: Vec<Option<StorageQueue>>,
     /// By the slot of the tag.
-    flights: Box<[Option<Flight>]>,
+    pub(super) flights: Box<[Option<Flight>]>,
     /// Commands that their storage had no room for.
-    backlog: Vec<Tag>,
+    pub(super) backlog: Vec<Tag>,
     /// Commands of this turn that have ended.
-    done: Vec<Ended>,
+    pub(super) done: Vec<Ended>,
     /// Latencies by submission queue identifier.
     latencies: Vec<Latency>,
     turns: u32,
     /// A pause that waits for commands in flight.
-    pausing: Option<u64>,
+    pub(super) pausing: Option<u64>,
     /// The admin queue's doorbells as this group saw them last; only the first group looks.
     admin_doorbells: [u32; 2],
 }
@@ -229,7 +229,7 @@ impl GroupRunner {
         shared.set_level(usize::from(self.index), asserted);
     }
 
-    fn tell(&self, message: FromGroup) {
+    pub(super) fn tell(&self, message: FromGroup) {
         self.shared.control.send(ControlMail::Group { group: self.index, message });
     }
 
@@ -448,7 +448,7 @@ impl GroupRunner {
 }
 
 /// The token of a command: the runner's lane in its poller above the tag's 48 bits.
-fn token(lane: u16, tag: Tag) -> u64 {
+pub(super) fn token(lane: u16, tag: Tag) -> u64 {
     u64::from(lane) << 48 | tag.to_u64()
 }
 

@@ -13,6 +13,7 @@ use rustix::event::epoll;
 use super::idle::{Idle, Rest, now_ns};
 use super::runner::{GroupRunner, split_token};
 use super::work::Scratch;
+use crate::engine::HostedGroup;
 use crate::mailbox::Mailbox;
 use crate::storage::{IoContext, IoContextConfig, OpenError, StorageError};
 
@@ -60,6 +61,15 @@ pub enum PollerMail {
         group: u16,
         /// What it is told.
         message: ToGroup,
+    },
+    /// Go on with another engine behind a group.
+    Upgrade {
+        /// Address of the device's shared part, which names it.
+        device: usize,
+        /// The group's index in its device.
+        group: u16,
+        /// The engine, which hasn't done anything yet.
+        engine: Box<HostedGroup>,
     },
     /// End the thread once no group is left.
     Stop,
@@ -292,6 +302,18 @@ impl PollerThread {
                     if Arc::as_ptr(entry.runner.device()).addr() == device && entry.runner.index() == group {
                         entry.detaching |= matches!(message, ToGroup::Detach);
                         entry.runner.handle(message, lane, &mut self.context);
+                    }
+                }
+            }
+            PollerMail::Upgrade { device, group, engine } => {
+                let mut engine = Some(engine);
+                for (lane, place) in (0..).zip(&mut self.lanes) {
+                    let Some(Lane { runner, .. }) = place else { continue };
+                    if Arc::as_ptr(runner.device()).addr() == device
+                        && runner.index() == group
+                        && let Some(engine) = engine.take()
+                    {
+                        runner.upgrade(engine, lane, &mut self.context, &mut self.scratch);
                     }
                 }
             }

@@ -41,6 +41,10 @@ impl Operator {
             Command::NamespaceResize { nsid, .. } => {
                 Err(format!("a vhost-user disk has one namespace, {NSID}; there is no namespace {nsid}"))
             }
+            Command::Upgrade { .. } => {
+                Err("a virtio disk can't be upgraded while it runs: restart its server; NVMe devices can"
+                    .into())
+            }
             Command::NamespaceAdd { .. } | Command::NamespaceRemove { .. } => {
                 Err("a vhost-user disk has one namespace for good; serve another disk beside it".into())
             }

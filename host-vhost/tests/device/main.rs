@@ -15,3 +15,5 @@ mod serve;
 mod sleep;
 mod smart;
 mod stuck;
+#[cfg(feature = "sandbox")]
+mod upgrade;

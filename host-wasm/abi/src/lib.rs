@@ -3,6 +3,23 @@
 //!
 //! Both sides compile this crate. Encoding can't fail; decoding refuses what no record means. Nothing in here
 //! panics, since the module has no panic path.
+//!
+//! # Live upgrade
+//!
+//! Five exports that a module has all together or not at all; without them its tenants can't be upgraded while
+//! they run. States are those of `doorbell_core::state`: plain, versioned bytes.
+//!
+//! | export | |
+//! | --- | --- |
+//! | `state_buffer() -> i64` | where states are passed: address in bits 63:32, bytes in bits 31:0 |
+//! | `controller_save() -> i32` | leaves the controller's state in the buffer; its bytes, or 0 where it can't. The controller goes on |
+//! | `controller_load(len: i32) -> i32` | goes on with the state in the first `len` bytes, and leaves the state record; 1 where it can't |
+//! | `group_save() -> i32` | as for the controller |
+//! | `group_load(len: i32) -> i32` | as for the controller; whether the group is paused doesn't change |
+//!
+//! A host calls `*_save` when it has taken every list and passed every completion, and `*_load` after `*_init`.
+//! It checks what was saved, and has a module save again what it has just loaded, before it relies on it. Storages
+//! are the host's: a module takes every namespace of a state.
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used)]

@@ -170,7 +170,7 @@ fn failed(error: NamespaceError) -> u64 {
 }
 
 /// Leaves the state record.
-fn leave(outputs: u32) {
+pub(crate) fn leave(outputs: u32) {
     let controller = controller();
     let mut flags = 0;
     for (set, flag) in [

@@ -16,6 +16,8 @@
 mod controller;
 mod group;
 mod memory;
+#[cfg(feature = "upgrade")]
+mod state;
 mod tables;
 
 #[panic_handler]

@@ -16,15 +16,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) const GROUPS: usize = 16;
 /// I/O queue pairs of a controller, and of a group.
 pub(crate) const QUEUES: usize = 64;
-/// Commands in flight of a group.
-pub(crate) const COMMANDS: usize = 256;
+/// Commands in flight of a group: as many as the native host's, so that its states fit.
+pub(crate) const COMMANDS: usize = 1024;
 /// Namespaces.
 pub(crate) const NAMESPACES: usize = 32;
 
 /// Doorbell registers: the admin queue's and two for each queue pair.
 pub(crate) const REGISTERS: usize = 2 * (QUEUES + 1);
 
-const COMPLETION_RECORDS: usize = COMMANDS;
+const COMPLETION_RECORDS: usize = 256;
 const COMMAND_RECORDS: usize = 32;
 const WRITE_RECORDS: usize = 512;
 const MESSAGE_RECORDS: usize = 16;

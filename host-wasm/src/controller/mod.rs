@@ -7,6 +7,7 @@
 
 mod failed;
 mod namespaces;
+mod upgrade;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,11 +21,12 @@ use doorbell_core::controller::{
     SmartCounters,
 };
 use doorbell_core::doorbell::Registers;
-use doorbell_core::engine::ControllerEngine;
+use doorbell_core::engine::{ControllerEngine, MoveError};
 use doorbell_core::memory::DmaMemory;
 use doorbell_core::message::{
     DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupRequest, GroupStatistics,
 };
+use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::register;
 use zerocopy::IntoBytes;
 
@@ -56,6 +58,8 @@ pub struct SandboxedController {
     interrupts: VecDeque<u16>,
     host_requests: VecDeque<HostRequest>,
     changes: VecDeque<NamespaceChange>,
+    /// The module has asked for a flush and hasn't had an answer.
+    flushing: bool,
 }
 
 #[derive(Debug)]
@@ -94,6 +98,7 @@ impl SandboxedController {
             interrupts: VecDeque::new(),
             host_requests: VecDeque::new(),
             changes: VecDeque::new(),
+            flushing: false,
         };
         controller.call(|_| Ok(()));
         controller.look_at_registers();
@@ -277,6 +282,7 @@ impl SandboxedController {
             HostOutput::Interrupt(0) => self.interrupts.push_back(0),
             HostOutput::Interrupt(_) => return Err(Fault::Interface("an interrupt that no queue has")),
             HostOutput::Request(request) if self.host_requests.is_empty() => {
+                self.flushing = true;
                 self.host_requests.push_back(request);
             }
             HostOutput::Request(_) => return Err(Fault::Interface("one flush before another")),
@@ -432,6 +438,7 @@ impl ControllerEngine for SandboxedController {
 
     fn handle_host_reply(&mut self, reply: HostReply) {
         let HostReply::FlushAll(result) = reply;
+        self.flushing = false;
         let status = result.map_or_else(|status| u32::from(status.0), |()| 0);
         let told = self.call(|instance| {
             let call = instance.calls.controller_flushed.clone();
@@ -581,6 +588,14 @@ impl ControllerEngine for SandboxedController {
             self.changes.extend(gone);
             Ok(())
         }
+    }
+
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        self.save_checked(buffer)
+    }
+
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        self.load_checked(state, has_storage)
     }
 }
 

@@ -32,6 +32,26 @@ impl Namespaces {
         self.entries.contains_key(&nsid)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is such a namespace with this configuration.
+    pub(super) fn is(&self, nsid: u32, config: &NamespaceConfig) -> bool {
+        self.entries.get(&nsid).is_some_and(|entry| entry.config == *config)
+    }
+
+    /// A namespace of a state: `state` and `report` as in the core's `NamespaceRecord`.
+    pub(super) fn moved(&mut self, nsid: u32, config: NamespaceConfig, state: u8, report: u8) {
+        let entry = Entry {
+            config,
+            known: state != 0 && report != 1,
+            resizing: state == 2 || report == 2,
+            removing: state >= 3 || report == 3,
+        };
+        self.entries.insert(nsid, entry);
+    }
+
     /// Those that a fresh instance is to have.
     pub(super) fn all(&self) -> Vec<(u32, NamespaceConfig)> {
         let there = self.entries.iter().filter(|(_, entry)| !entry.removing);

@@ -7,6 +7,7 @@
 
 mod check;
 mod turn;
+mod upgrade;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use doorbell_abi::{CompletionRecord, MessageRecord, NEVER, NO_INTERRUPTS, QueueRecord, StatisticsRecord};
 use doorbell_core::command::IoCommand;
 use doorbell_core::doorbell::{Registers, head_index, tail_index};
-use doorbell_core::engine::GroupEngine;
+use doorbell_core::engine::{GroupEngine, MoveError};
 use doorbell_core::group::{Armed, Completed, QueueStatistics};
 use doorbell_core::memory::{Access, DmaError, DmaMemory};
 use doorbell_core::message::{
@@ -70,7 +71,7 @@ pub struct SandboxedGroup {
 }
 
 /// A command that the host has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Outstanding {
     generation: u32,
     /// 0 for a flush of all.
@@ -353,12 +354,8 @@ impl GroupEngine for SandboxedGroup {
                 }
                 return None;
             }
-            while let Some(fetched) = self.fetched.pop_front() {
-                match self.deliver(&fetched) {
-                    Ok(Some(command)) => return Some(command),
-                    Ok(None) => {}
-                    Err(fault) => self.fail(fault),
-                }
+            if let Some(command) = self.poll_fetched() {
+                return Some(command);
             }
             if !self.is_alive() || !self.wants_turn(memory, registers) {
                 return None;
@@ -370,6 +367,18 @@ impl GroupEngine for SandboxedGroup {
                 return None;
             }
         }
+    }
+
+    #[inline]
+    fn poll_fetched(&mut self) -> Option<IoCommand> {
+        while let Some(fetched) = self.fetched.pop_front() {
+            match self.deliver(&fetched) {
+                Ok(Some(command)) => return Some(command),
+                Ok(None) => {}
+                Err(fault) => self.fail(fault),
+            }
+        }
+        None
     }
 
     #[inline]
@@ -532,6 +541,14 @@ impl GroupEngine for SandboxedGroup {
                 None => return,
             }
         }
+    }
+
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        self.save_checked(buffer)
+    }
+
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        self.load_checked(state, has_storage)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use doorbell_core::command::IoCommand;
 use doorbell_core::doorbell::Registers;
-use doorbell_core::engine::GroupEngine;
+use doorbell_core::engine::{GroupEngine, MoveError};
 use doorbell_core::group::{Armed, Completed, GroupConfig, QueueStatistics};
 use doorbell_core::memory::DmaMemory;
 use doorbell_core::message::{GroupMessage, GroupRequest, GroupStatistics};
+use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 use doorbell_core::testing::TestGroup;
@@ -41,6 +42,15 @@ impl GroupEngine for ModuleGroup {
     }
     fn poll_command(&mut self, memory: &impl DmaMemory, registers: &Registers) -> Option<IoCommand> {
         self.0.poll_command(memory, registers)
+    }
+    fn poll_fetched(&mut self) -> Option<IoCommand> {
+        self.0.poll_fetched()
+    }
+    fn save(&mut self, buffer: &mut [u8]) -> Result<usize, MoveError> {
+        self.0.save(buffer)
+    }
+    fn load(&mut self, state: &[u8], has_storage: impl Fn(u32, &Namespace) -> bool) -> Result<(), MoveError> {
+        self.0.load(state, has_storage)
     }
     fn complete(&mut self, memory: &impl DmaMemory, tag: Tag, status: Status) -> Completed {
         self.0.complete(memory, tag, status)

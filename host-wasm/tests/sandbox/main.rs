@@ -8,3 +8,4 @@ mod malice;
 mod rig;
 mod sabotage;
 mod traffic;
+mod upgrade;

@@ -24,12 +24,27 @@ pub(crate) fn module() -> &'static Module {
     &MODULE
 }
 
-/// Its bytes.
-pub(crate) fn module_bytes() -> Vec<u8> {
-    let path = std::env::var_os("DOORBELL_MODULE").map_or_else(
+/// The one with the exports of a live upgrade, beside it.
+pub(crate) fn upgrade_module() -> Module {
+    static MODULE: LazyLock<Module> = LazyLock::new(|| {
+        let path = module_path().with_file_name("doorbell-upgrade.wasm");
+        let bytes = std::fs::read(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}; `cargo xtask module` builds it", path.display()));
+        Module::new(&ENGINE, &bytes).expect("the module")
+    });
+    MODULE.clone()
+}
+
+fn module_path() -> PathBuf {
+    std::env::var_os("DOORBELL_MODULE").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/module/doorbell.wasm"),
         PathBuf::from,
-    );
+    )
+}
+
+/// Its bytes.
+pub(crate) fn module_bytes() -> Vec<u8> {
+    let path = module_path();
     std::fs::read(&path).unwrap_or_else(|error| {
         panic!("{}: {error}; `cargo xtask module` builds it, DOORBELL_MODULE names another", path.display())
     })

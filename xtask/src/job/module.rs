@@ -11,6 +11,9 @@ use crate::{bare_metal, command, layout};
 /// Bytes that the file may have.
 const MAX_BYTES: usize = 64 << 10;
 
+/// Bytes that the file with the exports of a live upgrade may have.
+const MAX_UPGRADE_BYTES: usize = 76 << 10;
+
 /// What it may import, and must.
 const IMPORTS: [(&str, &str); 2] = [("doorbell", "dma_read"), ("doorbell", "dma_write")];
 
@@ -19,20 +22,29 @@ const FORBIDDEN: [&str; 4] = ["panicked", "index out of bounds", "unwrap", "src/
 
 /// Builds the module, checks it and puts it to `output`, or to `target/module/doorbell.wasm`.
 pub(crate) fn run(output: Option<&Path>) -> Result<PathBuf> {
-    let built = build()?;
-    let bytes = std::fs::read(&built).with_context(|| format!("{} can't be read", built.display()))?;
-    let functions = check(&bytes).context("the module isn't what it must be")?;
     let output = output.map_or_else(|| layout::target().join("module/doorbell.wasm"), Path::to_owned);
-    std::fs::write(&output, &bytes).with_context(|| format!("{} can't be written", output.display()))?;
-    println!("{}: {} bytes, {functions} functions, no path that panics", output.display(), bytes.len());
+    make(&output, &[], "s", MAX_BYTES)?;
+    let upgrade = output.with_file_name("doorbell-upgrade.wasm");
+    make(&upgrade, &["--features", "upgrade"], "z", MAX_UPGRADE_BYTES)?;
     Ok(output)
 }
 
-fn build() -> Result<PathBuf> {
+/// Builds one, checks it and puts it to `output`.
+fn make(output: &Path, features: &[&str], opt_level: &str, max_bytes: usize) -> Result<()> {
+    let built = build(features, opt_level)?;
+    let bytes = std::fs::read(&built).with_context(|| format!("{} can't be read", built.display()))?;
+    let functions = check(&bytes, max_bytes).context("the module isn't what it must be")?;
+    std::fs::write(output, &bytes).with_context(|| format!("{} can't be written", output.display()))?;
+    println!("{}: {} bytes, {functions} functions, no path that panics", output.display(), bytes.len());
+    Ok(())
+}
+
+fn build(features: &[&str], opt_level: &str) -> Result<PathBuf> {
     let output = layout::target().join("module");
     let mut cargo = bare_metal::build(bare_metal::WASM, &output)?;
     let manifest = layout::workspace().join("host-wasm/module/Cargo.toml");
     cargo.args(["--quiet", "--locked", "--release", "--manifest-path"]).arg(manifest);
+    cargo.args(features).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", opt_level);
     command::output(&mut cargo)?;
     Ok(output.join(bare_metal::WASM).join("release/doorbell_module.wasm"))
 }
@@ -59,8 +71,8 @@ struct Body {
 
 /// Checks size, imports and memory, and that no instruction `unreachable` can be reached from an export. Returns
 /// how many functions can.
-fn check(bytes: &[u8]) -> Result<usize> {
-    ensure!(bytes.len() <= MAX_BYTES, "it has {} bytes, more than {MAX_BYTES}", bytes.len());
+fn check(bytes: &[u8], max_bytes: usize) -> Result<usize> {
+    ensure!(bytes.len() <= max_bytes, "it has {} bytes, more than {max_bytes}", bytes.len());
     let image = parse(bytes)?;
     let imports: BTreeSet<_> = image.imports.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
     ensure!(imports == BTreeSet::from(IMPORTS), "it imports {:?}", image.imports);
