@@ -11,6 +11,7 @@ use doorbell_vhost::client::nvme::DoorbellMode;
 use doorbell_vhost::client::queue::{DriverCommand, QueuePair, ShadowRule};
 use doorbell_vhost::ctl::protocol::{Answer, Command};
 use doorbell_vhost::device::DeviceConfig;
+use doorbell_vhost::engine::Hosting;
 
 use crate::rig::{IOVA, READ, Rig, WRITE, await_that, image, pattern, prp, shadow};
 
@@ -111,6 +112,7 @@ fn there_and_back(mode: DoorbellMode, change: fn(&mut DeviceConfig)) {
     let file = folder.path().join("f");
     image(&file, 16 << 20);
     let rig = Rig::start(&["ram=16M", &format!("file={}", file.display())], |config| {
+        config.hosting = Hosting::Native;
         config.pollers = 2;
         change(config);
     });
@@ -183,10 +185,18 @@ fn so_it_does_with_shadow_doorbells() {
     there_and_back(DoorbellMode::Shadow(ShadowRule::Linux), shadow);
 }
 
+#[test]
+fn so_it_does_with_a_message_a_doorbell() {
+    there_and_back(DoorbellMode::Posted, shadow);
+}
+
 /// Namespaces come and go before, between and after upgrades.
 #[test]
 fn admin_work_goes_on_in_every_engine() {
-    let rig = Rig::start(&["ram=16M"], |config| config.pollers = 2);
+    let rig = Rig::start(&["ram=16M"], |config| {
+        config.hosting = Hosting::Native;
+        config.pollers = 2;
+    });
     let mut nvme = rig.driver();
     let mut there = 1;
     for to in [Some(module()), None, Some(module()), Some(module()), None] {
@@ -212,7 +222,10 @@ fn admin_work_goes_on_in_every_engine() {
 /// What can't be gone on with is refused in one sentence, and the engine of before goes on.
 #[test]
 fn a_module_that_can_not_take_over_changes_nothing() {
-    let rig = Rig::start(&["ram=16M"], |config| config.pollers = 2);
+    let rig = Rig::start(&["ram=16M"], |config| {
+        config.hosting = Hosting::Native;
+        config.pollers = 2;
+    });
     let mut nvme = rig.driver();
     let buffer = nvme.allocate(64 << 10).unwrap();
     let mut queue = nvme.create_queue_pair(64, 32, DoorbellMode::Mapped, false).unwrap();
