@@ -46,6 +46,7 @@ pub fn exercise() {
     }
     sink(group.in_flight() as u64);
     sink(group.dropped_events());
+    group.add_statistics(statistics());
     match byte() {
         0 => group.pause(),
         1 => group.resume(),

@@ -131,7 +131,8 @@ fn a_wrong_key_or_value_is_told_with_its_place() {
         (
             &device("colour = 1", ram),
             "4:1: a device has no key `colour`; the keys are socket, fd, protocol, namespace, pollers, cpus, queues, \
-             serial, doorbells, shadow-doorbells, queue-entries, vectors, mdts, state",
+             serial, doorbells, shadow-doorbells, queue-entries, vectors, mdts, state, \
+             sandbox",
         ),
         (
             &device("", "ram = \"1M\"\nreadonly = true"),

