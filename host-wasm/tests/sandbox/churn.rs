@@ -8,6 +8,9 @@ use wasm_encoder::{BlockType, Instruction};
 use crate::rig::{ENGINE, SandboxedMachine, config, layout, module};
 use crate::sabotage::{at, endless, from_call, original, poke, sabotage};
 
+/// Bytes of the module's memory (`host-wasm/module/build.rs`).
+const MEMORY_BYTES: u32 = 640 << 10;
+
 /// Tenants of one process.
 const TENANTS: usize = 1000;
 
@@ -42,7 +45,7 @@ fn a_thousand_tenants_keep_their_data_apart_while_some_of_them_are_bad() {
             let erase = vec![
                 Instruction::I32Const(1024),
                 Instruction::I32Const(0xa5),
-                Instruction::I32Const(300 << 10),
+                Instruction::I32Const(MEMORY_BYTES as i32 - 1024),
                 Instruction::MemoryFill(0),
             ];
             from_call(8, BlockType::Empty, erase, original(scene, 3))
@@ -81,7 +84,7 @@ fn memory_that_is_used_again_reads_zero() {
     let engine = Engine::new(EngineConfig { instances: 2, ..EngineConfig::DEFAULT }).expect("an engine");
     let secret = 0x5ec2_e7c0;
     // The far end of the stack, the scratch area, and the last dword of the memory: nothing initialises them.
-    let places = [256, layout()[doorbell_abi::Field::Scratch as usize] + 400, (384 << 10) - 4];
+    let places = [256, layout()[doorbell_abi::Field::Scratch as usize] + 400, MEMORY_BYTES - 4];
     let mark = sabotage("group_init", |scene| {
         let mut body = Vec::new();
         for place in places {
