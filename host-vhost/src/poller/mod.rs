@@ -13,6 +13,7 @@ pub mod idle;
 pub mod latency;
 mod runner;
 mod thread;
+pub(crate) mod turns;
 mod upgrade;
 mod work;
 

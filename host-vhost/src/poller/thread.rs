@@ -1,17 +1,16 @@
 //! The poller's thread: its mailbox, its turns, its rest.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell_core::message::GroupRequest;
-use rustix::event::Timespec;
-use rustix::event::epoll;
 
-use super::idle::{Idle, Rest, now_ns};
+use super::idle::{Idle, now_ns};
 use super::runner::{GroupRunner, split_token};
+use super::turns::{self, Turns};
 use super::work::Scratch;
 use crate::engine::HostedGroup;
 use crate::mailbox::Mailbox;
@@ -106,32 +105,19 @@ impl Poller {
     /// # Errors
     /// Where the system gives no eventfd, no ring or no thread, or where the processor doesn't exist.
     pub fn start(name: String, config: PollerConfig) -> Result<Self, OpenError> {
-        let system = |what| move |source| OpenError::System { what, source };
-        let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
+        let mailbox = Mailbox::new();
+        let mailbox =
+            Arc::new(mailbox.map_err(|source| OpenError::System { what: "make an eventfd", source })?);
         let counters = Arc::new(PollerCounters::default());
-        let (ready, started) = std::sync::mpsc::channel();
-        let thread = crate::device_thread::spawn(name, {
-            let mailbox = Arc::clone(&mailbox);
-            let counters = Arc::clone(&counters);
-            move || match PollerThread::new(config, mailbox, counters) {
-                Ok(mut poller) => {
-                    let _ = ready.send(Ok(Arc::clone(&poller.epoll)));
-                    poller.run();
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
-            }
-        });
-        let thread = thread.map_err(system("start a poller thread"))?;
-        match started.recv() {
-            Ok(Ok(epoll)) => Ok(Self { mailbox, counters, epoll, thread: Some(thread) }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(OpenError::System {
-                what: "start a poller thread",
-                source: std::io::Error::other("it ended before it was ready"),
-            }),
-        }
+        let (thread, epoll) = turns::start(
+            name,
+            {
+                let (mailbox, counters) = (Arc::clone(&mailbox), Arc::clone(&counters));
+                move || PollerThread::new(config, mailbox, counters)
+            },
+            |thread: &PollerThread| Arc::clone(&thread.epoll),
+        )?;
+        Ok(Self { mailbox, counters, epoll, thread: Some(thread) })
     }
 
     /// Where its messages go.
@@ -157,16 +143,9 @@ impl Poller {
 impl Drop for Poller {
     fn drop(&mut self) {
         self.mailbox.send(PollerMail::Stop);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("a poller thread ended by a panic");
-        }
+        turns::join(&mut self.thread);
     }
 }
-
-/// Everything that wakes a poller is watched for edges: nothing has to be read, so a nap is one system call.
-const WATCH: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// A group in its place on a poller. The index of the place is the lane in storage tokens.
 #[derive(Debug)]
@@ -194,24 +173,11 @@ impl PollerThread {
         mailbox: Arc<Mailbox<PollerMail>>,
         counters: Arc<PollerCounters>,
     ) -> Result<Self, OpenError> {
-        let system =
-            |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
-        if let Some(cpu) = config.cpu {
-            let mut set = rustix::thread::CpuSet::new();
-            if cpu < rustix::thread::CpuSet::MAX_CPU {
-                set.set(cpu);
-            }
-            rustix::thread::sched_setaffinity(None, &set)
-                .map_err(system("run a poller on that processor (see --cpu)"))?;
-        }
+        turns::pin(config.cpu)?;
         // Naps of microseconds need a fine timer; failing that they are longer, not wrong.
         let _ = rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1));
         let context = IoContext::new(IoContextConfig::default())?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
-        for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
-            let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
-            epoll::add(&epoll, fd, data, WATCH).map_err(system("fill an epoll"))?;
-        }
+        let epoll = turns::new_epoll(mailbox.waker(), &context)?;
         Ok(Self {
             mailbox,
             counters,
@@ -223,52 +189,6 @@ impl PollerThread {
             idle: Idle::default(),
             stopping: false,
         })
-    }
-
-    fn run(&mut self) {
-        while !(self.stopping && self.lanes.iter().all(Option::is_none)) {
-            if self.turn() {
-                self.idle.worked();
-                continue;
-            }
-            match self.idle.idle() {
-                Rest::Spin => std::hint::spin_loop(),
-                Rest::Yield => std::thread::yield_now(),
-                Rest::Nap(nap) => self.rest(nap),
-            }
-        }
-    }
-
-    /// One look at everything. Returns whether there was anything.
-    #[inline]
-    fn turn(&mut self) -> bool {
-        let mut worked = false;
-        if self.mailbox.has_mail() {
-            while let Some(mail) = self.mailbox.receive() {
-                self.handle(mail);
-            }
-            worked = true;
-        }
-        for (lane, place) in (0..).zip(&mut self.lanes) {
-            if let Some(Lane { runner, .. }) = place {
-                runner.watch_admin_queue();
-                worked |= runner.fetch(lane, &mut self.context, &mut self.scratch) > 0;
-            }
-        }
-        if self.context.in_flight() > 0 {
-            self.context.submit_batch();
-            worked |= self.reap();
-        }
-        for (lane, place) in (0..).zip(&mut self.lanes) {
-            if let Some(entry) = place {
-                worked |= entry.runner.finish_turn(lane, &mut self.context);
-                if entry.detaching && entry.runner.in_flight() == 0 {
-                    entry.runner.detached();
-                    *place = None;
-                }
-            }
-        }
-        worked
     }
 
     fn reap(&mut self) -> bool {
@@ -320,6 +240,39 @@ impl PollerThread {
             PollerMail::Stop => self.stopping = true,
         }
     }
+}
+
+impl Turns for PollerThread {
+    #[inline]
+    fn turn(&mut self) -> bool {
+        let mut worked = false;
+        if self.mailbox.has_mail() {
+            while let Some(mail) = self.mailbox.receive() {
+                self.handle(mail);
+            }
+            worked = true;
+        }
+        for (lane, place) in (0..).zip(&mut self.lanes) {
+            if let Some(Lane { runner, .. }) = place {
+                runner.watch_admin_queue();
+                worked |= runner.fetch(lane, &mut self.context, &mut self.scratch) > 0;
+            }
+        }
+        if self.context.in_flight() > 0 {
+            self.context.submit_batch();
+            worked |= self.reap();
+        }
+        for (lane, place) in (0..).zip(&mut self.lanes) {
+            if let Some(entry) = place {
+                worked |= entry.runner.finish_turn(lane, &mut self.context);
+                if entry.detaching && entry.runner.in_flight() == 0 {
+                    entry.runner.detached();
+                    *place = None;
+                }
+            }
+        }
+        worked
+    }
 
     /// Naps or sleeps, after one last look in which every group that isn't watched arms its doorbells.
     fn rest(&mut self, nap: Duration) {
@@ -339,7 +292,7 @@ impl PollerThread {
             until = limits.into_iter().flatten().chain(until).min();
         }
         if may_rest {
-            self.wait(until);
+            turns::wait(&self.epoll, until);
         }
         if storage_works {
             self.context.finish_sleep();
@@ -349,11 +302,12 @@ impl PollerThread {
         self.counters.enters.store(self.context.enters(), Ordering::Relaxed);
     }
 
-    fn wait(&self, timeout: Option<Duration>) {
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
-        // Whatever ends the wait, the next turn looks at everything. Taking the events makes an ioeventfd,
-        // which is watched for edges, ready for the next.
-        let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+    fn is_over(&self) -> bool {
+        self.stopping && self.lanes.iter().all(Option::is_none)
+    }
+
+    #[inline]
+    fn idle(&mut self) -> &mut Idle {
+        &mut self.idle
     }
 }

@@ -7,13 +7,13 @@
 //! completion or mail comes.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use super::chain::{Chain, MAX_PIECES};
 use super::controlled::ControlledQueue;
@@ -23,7 +23,8 @@ use super::queue::{Io, Virtqueue, split_token};
 use crate::engine::HostedGroup;
 use crate::mailbox::Mailbox;
 use crate::memory::sigbus::poisoned_mappings;
-use crate::poller::idle::{Idle, LONGEST_NAP, Rest};
+use crate::poller::idle::{Idle, LONGEST_NAP};
+use crate::poller::turns::{self, Turns};
 use crate::storage::{IoContext, IoContextConfig, OpenError, Storage, StorageError};
 
 /// What a poller is told.
@@ -68,28 +69,18 @@ impl BlkPoller {
         storage: Arc<dyn Storage>,
         group: Option<HostedGroup>,
     ) -> Result<Self, OpenError> {
-        let system = |what| move |source| OpenError::System { what, source };
-        let mailbox = Arc::new(Mailbox::new().map_err(system("make an eventfd"))?);
-        let (ready, started) = std::sync::mpsc::channel();
-        let thread = crate::device_thread::spawn(name, {
-            let mailbox = Arc::clone(&mailbox);
-            move || match Thread::new(cpu, mailbox, storage, group) {
-                Ok(mut thread) => {
-                    let _ = ready.send(Ok(()));
-                    thread.run();
-                }
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                }
-            }
-        });
-        let thread = Some(thread.map_err(system("start a poller thread"))?);
-        let ended = || OpenError::System {
-            what: "start a poller thread",
-            source: std::io::Error::other("it ended before it was ready"),
-        };
-        started.recv().unwrap_or_else(|_| Err(ended()))?;
-        Ok(Self { mailbox, thread })
+        let mailbox = Mailbox::new();
+        let mailbox =
+            Arc::new(mailbox.map_err(|source| OpenError::System { what: "make an eventfd", source })?);
+        let (thread, ()) = turns::start(
+            name,
+            {
+                let mailbox = Arc::clone(&mailbox);
+                move || Thread::new(cpu, mailbox, storage, group)
+            },
+            |_: &Thread| (),
+        )?;
+        Ok(Self { mailbox, thread: Some(thread) })
     }
 
     /// Runs a queue.
@@ -125,11 +116,7 @@ impl BlkPoller {
 impl Drop for BlkPoller {
     fn drop(&mut self) {
         self.mailbox.send(Mail::Stop);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("a poller thread ended by a panic");
-        }
+        turns::join(&mut self.thread);
     }
 }
 
@@ -160,9 +147,6 @@ struct Thread {
     stopping: bool,
 }
 
-/// Kicks are watched for edges, so nothing has to be read.
-const WATCH: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-
 impl Thread {
     fn new(
         cpu: Option<usize>,
@@ -170,16 +154,7 @@ impl Thread {
         storage: Arc<dyn Storage>,
         group: Option<HostedGroup>,
     ) -> Result<Self, OpenError> {
-        let system =
-            |what| move |source: rustix::io::Errno| OpenError::System { what, source: source.into() };
-        if let Some(cpu) = cpu {
-            let mut set = rustix::thread::CpuSet::new();
-            if cpu < rustix::thread::CpuSet::MAX_CPU {
-                set.set(cpu);
-            }
-            rustix::thread::sched_setaffinity(None, &set)
-                .map_err(system("run a poller on that processor (see --cpu)"))?;
-        }
+        turns::pin(cpu)?;
         let mut context = IoContext::new(IoContextConfig {
             max_segments: MAX_PIECES as u32,
             ..IoContextConfig::default()
@@ -189,11 +164,7 @@ impl Thread {
             None => Medium::Direct(queue),
             Some(group) => Medium::Controlled(Box::new(ControlledQueue::new(group, queue, storage))),
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
-        for fd in [mailbox.waker().as_fd(), context.wake_fd()] {
-            let data = epoll::EventData::new_u64(u64::from(fd.as_raw_fd().unsigned_abs()));
-            epoll::add(&epoll, fd, data, WATCH).map_err(system("fill an epoll"))?;
-        }
+        let epoll = turns::new_epoll(mailbox.waker(), &context)?;
         Ok(Self {
             mailbox,
             context,
@@ -211,21 +182,84 @@ impl Thread {
         })
     }
 
-    fn run(&mut self) {
-        while !self.stopping {
-            if self.turn() {
-                self.idle.worked();
-                continue;
+    fn reap(&mut self) -> bool {
+        let reaped = &mut self.reaped;
+        self.context.reap(&mut |token, result| reaped.push((token, result)));
+        if reaped.is_empty() {
+            return false;
+        }
+        for (token, result) in reaped.drain(..) {
+            self.finished.extend(self.storage.reaped(&mut self.context, token, result));
+        }
+        self.finish();
+        self.context.submit_batch();
+        true
+    }
+
+    /// Tells the virtqueues of what has ended. Returns whether there was anything.
+    #[inline]
+    fn finish(&mut self) -> bool {
+        let worked = !self.finished.is_empty();
+        for (token, result) in self.finished.drain(..) {
+            let (lane, head) = split_token(token);
+            if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
+                let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
+                entry.queue.reaped(head, result, &mut Io { context, storage, chain, lane });
             }
-            match self.idle.idle() {
-                Rest::Spin => std::hint::spin_loop(),
-                Rest::Yield => std::thread::yield_now(),
-                Rest::Nap(nap) => self.rest(nap),
+        }
+        worked
+    }
+
+    fn handle(&mut self, mail: Mail) {
+        match mail {
+            Mail::Start(queue) => {
+                if self.lanes.iter().all(Option::is_none) {
+                    self.storage.restart();
+                }
+                if let Some(kick) = queue.kick()
+                    && let Err(errno) = turns::watch(&self.epoll, kick)
+                {
+                    tracing::warn!(queue = queue.index(), %errno, "the kick descriptor can't be waited for");
+                }
+                let lane = Some(Lane { queue, taking: None });
+                match self.lanes.iter_mut().find(|place| place.is_none()) {
+                    Some(place) => *place = lane,
+                    None => self.lanes.push(lane),
+                }
             }
+            Mail::Take { index, reply } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.taking = Some(reply);
+                }
+            }
+            Mail::Call { index, call } => {
+                if let Some(lane) = self.lane(index) {
+                    lane.queue.set_call(call);
+                }
+            }
+            Mail::Report(reply) => {
+                let _ = reply.send(self.report());
+            }
+            Mail::Stop => self.stopping = true,
         }
     }
 
-    /// One look at everything. Returns whether there was anything.
+    fn report(&mut self) -> PollerReport {
+        let mut queues = self.ended.clone();
+        let mut running = Vec::new();
+        for Lane { queue, .. } in self.lanes.iter_mut().flatten() {
+            running.push(queue.index());
+            queues.entry(queue.index()).or_default().add(queue.counters());
+        }
+        PollerReport { queues, running, sleeps: self.sleeps, enters: self.context.enters() }
+    }
+
+    fn lane(&mut self, index: u16) -> Option<&mut Lane> {
+        self.lanes.iter_mut().flatten().find(|lane| lane.queue.index() == index)
+    }
+}
+
+impl Turns for Thread {
     #[inline]
     fn turn(&mut self) -> bool {
         let mut worked = false;
@@ -274,83 +308,6 @@ impl Thread {
         worked
     }
 
-    fn reap(&mut self) -> bool {
-        let reaped = &mut self.reaped;
-        self.context.reap(&mut |token, result| reaped.push((token, result)));
-        if reaped.is_empty() {
-            return false;
-        }
-        for (token, result) in reaped.drain(..) {
-            self.finished.extend(self.storage.reaped(&mut self.context, token, result));
-        }
-        self.finish();
-        self.context.submit_batch();
-        true
-    }
-
-    /// Tells the virtqueues of what has ended. Returns whether there was anything.
-    #[inline]
-    fn finish(&mut self) -> bool {
-        let worked = !self.finished.is_empty();
-        for (token, result) in self.finished.drain(..) {
-            let (lane, head) = split_token(token);
-            if let Some(Some(entry)) = self.lanes.get_mut(usize::from(lane)) {
-                let (context, storage, chain) = (&mut self.context, &mut self.storage, &mut self.chain);
-                entry.queue.reaped(head, result, &mut Io { context, storage, chain, lane });
-            }
-        }
-        worked
-    }
-
-    fn handle(&mut self, mail: Mail) {
-        match mail {
-            Mail::Start(queue) => {
-                if self.lanes.iter().all(Option::is_none) {
-                    self.storage.restart();
-                }
-                if let Some(kick) = queue.kick() {
-                    let data = epoll::EventData::new_u64(u64::from(kick.as_raw_fd().unsigned_abs()));
-                    if let Err(errno) = epoll::add(&self.epoll, kick, data, WATCH) {
-                        tracing::warn!(queue = queue.index(), %errno, "the kick descriptor can't be waited for");
-                    }
-                }
-                let lane = Some(Lane { queue, taking: None });
-                match self.lanes.iter_mut().find(|place| place.is_none()) {
-                    Some(place) => *place = lane,
-                    None => self.lanes.push(lane),
-                }
-            }
-            Mail::Take { index, reply } => {
-                if let Some(lane) = self.lane(index) {
-                    lane.taking = Some(reply);
-                }
-            }
-            Mail::Call { index, call } => {
-                if let Some(lane) = self.lane(index) {
-                    lane.queue.set_call(call);
-                }
-            }
-            Mail::Report(reply) => {
-                let _ = reply.send(self.report());
-            }
-            Mail::Stop => self.stopping = true,
-        }
-    }
-
-    fn report(&mut self) -> PollerReport {
-        let mut queues = self.ended.clone();
-        let mut running = Vec::new();
-        for Lane { queue, .. } in self.lanes.iter_mut().flatten() {
-            running.push(queue.index());
-            queues.entry(queue.index()).or_default().add(queue.counters());
-        }
-        PollerReport { queues, running, sleeps: self.sleeps, enters: self.context.enters() }
-    }
-
-    fn lane(&mut self, index: u16) -> Option<&mut Lane> {
-        self.lanes.iter_mut().flatten().find(|lane| lane.queue.index() == index)
-    }
-
     /// Naps or sleeps, after one last look in which every queue asks for kicks.
     fn rest(&mut self, nap: Duration) {
         self.mailbox.waker().prepare_sleep();
@@ -368,15 +325,21 @@ impl Thread {
             may_rest = taking.is_some() || queue.arm();
         }
         if may_rest {
-            let timeout = until.and_then(|timeout| Timespec::try_from(timeout).ok());
-            let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
             self.sleeps += 1;
-            // Whatever ends the wait, the next turn looks at everything.
-            let _ = epoll::wait(&self.epoll, &mut events, timeout.as_ref());
+            turns::wait(&self.epoll, until);
         }
         if storage_works {
             self.context.finish_sleep();
         }
         self.mailbox.waker().finish_sleep();
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping
+    }
+
+    #[inline]
+    fn idle(&mut self) -> &mut Idle {
+        &mut self.idle
     }
 }
