@@ -2,57 +2,21 @@
 //!
 //! A binary of its own, because its allocator counts what the poller's thread allocates.
 
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(unreachable_pub, reason = "test modules share items")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell_vhost::client::nvme::DoorbellMode;
 use doorbell_vhost::client::queue::ShadowRule;
 
+mod counting;
 #[expect(dead_code, reason = "made for more tests than this")]
 #[path = "device/rig.rs"]
 mod rig;
 
+use counting::{ALLOCATIONS, WATCHED};
 use rig::{IOVA, READ, Rig, WRITE, collect, image, shadow, threads, transfer};
-
-struct Counting;
-
-static WATCHED: AtomicI32 = AtomicI32::new(0);
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-fn count() {
-    let watched = WATCHED.load(Ordering::Relaxed);
-    if watched != 0 && rustix::thread::gettid().as_raw_nonzero().get() == watched {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: the system's allocator does it all.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.realloc(place, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn ten_thousand_commands_allocate_nothing_on_their_poller() {

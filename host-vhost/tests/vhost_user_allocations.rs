@@ -2,14 +2,13 @@
 //!
 //! A binary of its own, because its allocator counts what the poller's thread allocates.
 
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(unreachable_pub, reason = "test modules share items")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+mod counting;
 #[expect(dead_code, reason = "made for more tests than this")]
 #[path = "vhost_user/frontend.rs"]
 mod frontend;
@@ -20,44 +19,9 @@ mod memory;
 #[path = "vhost_user/ring.rs"]
 mod ring;
 
+use counting::{ALLOCATIONS, WATCHED};
 use frontend::{F_EVENT_IDX, F_LOG_ALL, Frontend, Served, code};
 use memory::{GUEST, SIZE};
-
-struct Counting;
-
-static WATCHED: AtomicI32 = AtomicI32::new(0);
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-fn count() {
-    let watched = WATCHED.load(Ordering::Relaxed);
-    if watched != 0 && rustix::thread::gettid().as_raw_nonzero().get() == watched {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-// SAFETY: the system's allocator does it all.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.realloc(place, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// The number of the thread of that name.
 fn thread(name: &str) -> i32 {

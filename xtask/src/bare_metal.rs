@@ -25,9 +25,9 @@ const DEBIAN: [(&str, &str); 3] = [
     ("/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "rust-web-src"),
 ];
 
-/// The Debian packages that have to be installed before [`build`] can work for every target.
-pub(crate) fn missing_packages() -> Result<Vec<&'static str>> {
-    for target in TARGETS.into_iter().chain([WASM]) {
+/// The Debian packages that have to be installed before [`build`] can work for these targets.
+pub(crate) fn missing_packages(targets: &[&str]) -> Result<Vec<&'static str>> {
+    for target in targets {
         if !in_toolchain(target)? {
             return Ok(missing_of_debian());
         }

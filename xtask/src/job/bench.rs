@@ -24,8 +24,8 @@ fn vhost() -> Result<()> {
 
 /// Sandboxed engines beside native ones.
 fn sandboxed(arguments: &[String]) -> Result<()> {
-    demo::sandbox(&[])?;
     let module = module::run(None)?;
+    demo::sandbox(&module)?;
     let mut bench = command::cargo(["bench", "--package", "doorbell-wasm", "--bench", "sandbox"]);
     command::run(bench.args(arguments).env(sandbox::MODULE, module))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use wasmparser::{ExternalKind, Operator, Parser, Payload, TypeRef};
 
-use crate::{bare_metal, command, layout};
+use crate::{bare_metal, command, layout, setup};
 
 /// Bytes that the file may have.
 const MAX_BYTES: usize = 64 << 10;
@@ -20,8 +20,10 @@ const IMPORTS: [(&str, &str); 2] = [("doorbell", "dma_read"), ("doorbell", "dma_
 /// Texts of panics.
 const FORBIDDEN: [&str; 4] = ["panicked", "index out of bounds", "unwrap", "src/"];
 
-/// Builds the module, checks it and puts it to `output`, or to `target/module/doorbell.wasm`.
+/// Builds the module, checks it and puts it to `output`, or to `target/module/doorbell.wasm`. A compiler for it is
+/// installed where there is none.
 pub(crate) fn run(output: Option<&Path>) -> Result<PathBuf> {
+    setup::host::for_module()?;
     let output = output.map_or_else(|| layout::target().join("module/doorbell.wasm"), Path::to_owned);
     make(&output, &[], "s", MAX_BYTES)?;
     let upgrade = output.with_file_name("doorbell-upgrade.wasm");

@@ -39,7 +39,17 @@ pub(crate) fn run() -> Result<()> {
         packages.push("debian-archive-keyring");
     }
     packages.extend(foreign::missing_packages());
-    packages.extend(bare_metal::missing_packages()?);
+    packages.extend(bare_metal::missing_packages(&bare_metal::TARGETS)?);
+    packages.extend(bare_metal::missing_packages(&[bare_metal::WASM])?);
+    install(packages)
+}
+
+/// Installs what is missing to compile the sandbox module, and nothing else.
+pub(crate) fn for_module() -> Result<()> {
+    install(bare_metal::missing_packages(&[bare_metal::WASM])?)
+}
+
+fn install(mut packages: Vec<&str>) -> Result<()> {
     packages.sort_unstable();
     packages.dedup();
     if packages.is_empty() {
