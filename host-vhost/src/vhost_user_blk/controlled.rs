@@ -480,3 +480,6 @@ fn refusal(status: Status) -> StorageError {
         _ => BROKEN,
     }
 }
+
+#[cfg(test)]
+mod tests;
