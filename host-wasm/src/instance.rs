@@ -12,7 +12,7 @@ use wasmtime::{
     Caller, Linker, Memory, Store, StoreContextMut, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc,
     UpdateDeadline, WasmParams, WasmResults,
 };
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::Fault;
 use crate::lend::{Borrower, Lent, lend};
@@ -123,6 +123,31 @@ impl Area {
             return None;
         }
         R::read_from_bytes(memory.get(at..at + size_of::<R>())?).ok()
+    }
+
+    /// A record of the list, in place.
+    #[inline]
+    pub(crate) fn at<R: FromBytes + Immutable + KnownLayout + Unaligned>(
+        self,
+        memory: &[u8],
+        index: usize,
+    ) -> Option<&R> {
+        let at = self.at + index * self.record_bytes;
+        if index >= self.count {
+            return None;
+        }
+        R::ref_from_prefix(memory.get(at..)?).ok().map(|(record, _)| record)
+    }
+
+    /// The first `count` records of the list.
+    #[inline]
+    pub(crate) fn list<R: FromBytes + Immutable + KnownLayout + Unaligned>(
+        self,
+        memory: &[u8],
+        count: usize,
+    ) -> &[R] {
+        let bytes = memory.get(self.at..).unwrap_or_default();
+        <[R]>::ref_from_prefix_with_elems(bytes, count.min(self.count)).map_or(&[], |(records, _)| records)
     }
 
     /// Stores a record of the list.
@@ -243,11 +268,11 @@ impl Instance {
         let calls = Calls::find(&instance, &mut store)?;
         let mut made = Self { store, memory, layout: Layout::default(), calls };
         let version = TypedFunc::<(), u32>::clone(&find(&instance, &mut made.store, "abi_version")?);
-        if made.call(&version, ())? != doorbell_abi::ABI_VERSION {
+        if made.call(|_| &version, ())? != doorbell_abi::ABI_VERSION {
             return Err(Fault::Interface("another version of the interface"));
         }
         let layout = find(&instance, &mut made.store, "layout")?;
-        let at: u32 = made.call(&layout, ())?;
+        let at: u32 = made.call(|_| &layout, ())?;
         made.layout = Layout::read(made.memory.data(&made.store), at).ok_or(Fault::Interface("layout"))?;
         let data = made.store.data_mut();
         data.mirror = Mirror::new(made.layout.registers.count);
@@ -256,52 +281,41 @@ impl Instance {
     }
 
     /// Calls an export that touches no guest memory.
-    pub(crate) fn call<P: WasmParams, R: WasmResults>(
-        &mut self,
-        function: &TypedFunc<P, R>,
+    pub(crate) fn call<'s, P: WasmParams + 's, R: WasmResults + 's>(
+        &'s mut self,
+        export: impl FnOnce(&'s Calls) -> &'s TypedFunc<P, R>,
         parameters: P,
     ) -> Result<R, Fault> {
-        call(&mut self.store, function, parameters)
+        call(&mut self.store, export(&self.calls), parameters)
     }
 
     /// Calls an export with guest memory and doorbells.
     #[inline]
-    pub(crate) fn call_with<P: WasmParams, R: WasmResults>(
-        &mut self,
+    pub(crate) fn call_with<'s, P: WasmParams + 's, R: WasmResults + 's>(
+        &'s mut self,
         memory: &dyn DmaMemory,
         registers: &Registers,
-        function: &TypedFunc<P, R>,
+        export: impl FnOnce(&'s Calls) -> &'s TypedFunc<P, R>,
         parameters: P,
     ) -> Result<R, Fault> {
-        lend(&mut self.store, Some(memory), Some(registers), |store| call(store, function, parameters))
+        let Self { store, calls, .. } = self;
+        lend(store, Some(memory), Some(registers), |store| call(store, export(calls), parameters))
     }
 
-    /// Copies watched registers into the module; whether any has changed.
-    #[inline]
+    /// Looks at the watched registers and copies what has moved into the module, shadow doorbells that were seen before
+    /// too; whether a register has.
     pub(crate) fn stage_registers(&mut self, registers: &Registers) -> bool {
-        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
-        data.mirror.stage_registers(registers, self.layout.registers.of(memory))
-    }
-
-    /// Copies watched shadow doorbells into the module; see [`Mirror::stage_shadows`].
-    #[inline]
-    pub(crate) fn stage_shadows(&mut self, guest: &dyn DmaMemory, base: u64) -> Option<bool> {
-        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
-        data.mirror.stage_shadows(guest, base, self.layout.shadows.of(memory))
-    }
-
-    /// After a call with staged shadow doorbells; see [`Mirror::shadows_used`].
-    #[inline]
-    pub(crate) fn shadows_used(&mut self) {
-        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
-        data.mirror.shadows_used(self.layout.shadows.of(memory));
+        let (memory, layout, data) = self.parts();
+        let moved = data.mirror.see_registers(registers);
+        data.mirror.store_registers(layout.registers.of(memory));
+        data.mirror.store_shadows(layout.shadows.of(memory));
+        moved.any()
     }
 
     /// Takes what the module has written to registers back.
-    #[inline]
     pub(crate) fn write_back(&mut self, registers: &Registers, how: WriteBack) {
-        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
-        data.mirror.write_back(registers, self.layout.registers.of(memory), how);
+        let (memory, layout, data) = self.parts();
+        data.mirror.write_back(registers, layout.registers.of(memory), how);
     }
 
     /// The doorbells' bookkeeping.
@@ -319,6 +333,14 @@ impl Instance {
     #[inline]
     pub(crate) fn memory_mut(&mut self) -> &mut [u8] {
         self.memory.data_mut(&mut self.store)
+    }
+
+    /// Linear memory, where things are in it, and what belongs to the instance. Finding the memory takes a few
+    /// nanoseconds, so a turn does it once before the call and once after.
+    #[inline]
+    pub(crate) fn parts(&mut self) -> (&mut [u8], &Layout, &mut Data) {
+        let (memory, data) = self.memory.data_and_store_mut(&mut self.store);
+        (memory, &self.layout, data)
     }
 
     /// Puts bytes at the start of the scratch area, as many as fit.
@@ -339,24 +361,6 @@ impl Instance {
     pub(crate) fn scratch_bytes(&mut self, len: usize) -> &[u8] {
         let area = self.layout.scratch;
         area.of(self.memory_mut()).get(..len).unwrap_or_default()
-    }
-
-    /// Whether a register was copied into the module in the middle of a call since this was asked last: the module
-    /// may have looked at it before.
-    #[inline]
-    pub(crate) fn take_restaged(&mut self) -> bool {
-        std::mem::take(&mut self.store.data_mut().restaged)
-    }
-
-    /// Bytes of guest memory that calls have moved since this was asked last.
-    pub(crate) fn take_dma_bytes(&mut self) -> u64 {
-        std::mem::take(&mut self.store.data_mut().dma_bytes)
-    }
-
-    /// Counts bytes that are written on account of the last call against its quota.
-    #[inline]
-    pub(crate) fn spend(&mut self, bytes: u64) -> Result<(), Fault> {
-        self.store.data_mut().spend(bytes)
     }
 }
 
@@ -407,10 +411,19 @@ fn processor_time() -> Duration {
 
 impl Data {
     #[inline]
-    fn spend(&mut self, bytes: u64) -> Result<(), Fault> {
+    pub(crate) fn spend(&mut self, bytes: u64) -> Result<(), Fault> {
         self.dma_left = self.dma_left.checked_sub(bytes).ok_or(Fault::DmaQuota)?;
         self.dma_bytes = self.dma_bytes.wrapping_add(bytes);
         Ok(())
+    }
+}
+
+impl Data {
+    /// What happened since this was asked last: bytes of guest memory that calls have moved, and whether a register
+    /// was copied into the module in the middle of a call, which may have looked at it before.
+    #[inline]
+    pub(crate) fn take_moved(&mut self) -> (u64, bool) {
+        (std::mem::take(&mut self.dma_bytes), std::mem::take(&mut self.restaged))
     }
 }
 
@@ -445,7 +458,8 @@ fn dma_read(mut caller: Caller<'_, Data>, address: u64, ptr: u32, len: u32) -> w
     {
         // It may be a shadow doorbell; registers must not be seen older than it.
         fence(Ordering::SeqCst);
-        *restaged |= mirror.stage_registers(registers, area.of(linear));
+        *restaged |= mirror.see_registers(registers).any();
+        mirror.store_registers(area.of(linear));
     }
     Ok(answer(result))
 }

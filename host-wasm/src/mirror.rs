@@ -23,52 +23,106 @@ pub(crate) enum WriteBack {
     StoreZeroes,
 }
 
+/// Which doorbells were found changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Tails of submission queues.
+    pub(crate) tails: bool,
+    /// Heads of completion queues.
+    pub(crate) heads: bool,
+}
+
+impl Moved {
+    /// Any.
+    #[inline]
+    pub(crate) fn any(self) -> bool {
+        self.tails || self.heads
+    }
+
+    /// These and those.
+    #[inline]
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { tails: self.tails || other.tails, heads: self.heads || other.heads }
+    }
+
+    #[inline]
+    fn note(&mut self, index: u32) {
+        // `tail_index` is even, `head_index` odd.
+        if index & 1 == 0 { self.tails = true } else { self.heads = true }
+    }
+}
+
 /// The copy's bookkeeping: what the module's arrays hold, and which entries concern it.
 #[derive(Debug, Default)]
 pub(crate) struct Mirror {
-    registers: Vec<u32>,
-    shadows: Vec<u32>,
+    registers: Copies,
+    shadows: Copies,
     /// Indices that concern the instance.
     watched: Vec<u32>,
+}
+
+/// What one of the module's arrays holds.
+#[derive(Debug, Default)]
+struct Copies {
+    values: Vec<u32>,
+    /// Indices of those that the array doesn't hold yet.
+    pending: Vec<u32>,
+}
+
+impl Copies {
+    fn new(count: usize) -> Self {
+        Self { values: vec![0; count], pending: Vec::new() }
+    }
+
+    /// Takes what a doorbell is now.
+    #[inline]
+    fn see(&mut self, index: u32, value: u32, moved: &mut Moved) {
+        if let Some(seen) = self.values.get_mut(index as usize)
+            && *seen != value
+        {
+            *seen = value;
+            self.pending.push(index);
+            moved.note(index);
+        }
+    }
+
+    /// Brings the module's array up to date.
+    #[inline]
+    fn store(&mut self, area: &mut [u8]) {
+        for index in self.pending.drain(..) {
+            if let Some(&value) = self.values.get(index as usize) {
+                set(area, index, value);
+            }
+        }
+    }
 }
 
 impl Mirror {
     /// A copy of `count` doorbells, all 0, none of them watched.
     pub(crate) fn new(count: usize) -> Self {
-        Self { registers: vec![0; count], shadows: vec![0; count], watched: Vec::new() }
+        Self { registers: Copies::new(count), shadows: Copies::new(count), watched: Vec::new() }
     }
 
     /// Watches these from now on and no others.
     pub(crate) fn watch(&mut self, indices: impl IntoIterator<Item = u32>) {
         self.watched.clear();
-        let count = self.registers.len();
+        let count = self.registers.values.len();
         self.watched.extend(indices.into_iter().filter(|&index| (index as usize) < count));
     }
 
-    /// Copies changed shadow doorbells into the module's array `area`. Whether there were any; `None` where they
-    /// can't be loaded.
+    /// Looks at the shadow doorbells, and says which have moved; `None` where they can't be loaded. What has moved is
+    /// for [`Mirror::store_shadows`].
     #[inline]
-    pub(crate) fn stage_shadows(
-        &mut self,
-        memory: &dyn DmaMemory,
-        base: u64,
-        area: &mut [u8],
-    ) -> Option<bool> {
-        let mut changed = false;
+    pub(crate) fn see_shadows(&mut self, memory: &dyn DmaMemory, base: u64) -> Option<Moved> {
+        let mut moved = Moved::default();
         for &index in &self.watched {
             let address = base.checked_add(u64::from(index) * 4)?;
-            let value = memory.load_u32(address).ok()?;
-            let seen = &mut self.shadows[index as usize];
-            if *seen != value {
-                *seen = value;
-                set(area, index, value);
-                changed = true;
-            }
+            self.shadows.see(index, memory.load_u32(address).ok()?, &mut moved);
         }
         // Between the shadows and the registers. Pairs with the driver's barrier between a register write and its
         // next store into the shadow.
         fence(Ordering::Acquire);
-        Some(changed)
+        Some(moved)
     }
 
     /// After a call with staged shadow doorbells: the module may have stored into its copy what it stored into a
@@ -76,40 +130,50 @@ impl Mirror {
     #[inline]
     pub(crate) fn shadows_used(&mut self, area: &[u8]) {
         for &index in &self.watched {
-            self.shadows[index as usize] = get(area, index);
+            if let Some(seen) = self.shadows.values.get_mut(index as usize) {
+                *seen = get(area, index);
+            }
         }
     }
 
-    /// Copies changed registers into the module's array `area`; whether there were any.
+    /// Looks at the registers, and says which have moved. What has moved is for
+    /// [`Mirror::store_registers`].
     #[inline]
-    pub(crate) fn stage_registers(&mut self, registers: &Registers, area: &mut [u8]) -> bool {
-        let mut changed = false;
+    pub(crate) fn see_registers(&mut self, registers: &Registers) -> Moved {
+        let mut moved = Moved::default();
         for &index in &self.watched {
-            let Some(register) = registers.get(index as usize) else { continue };
-            let value = register.load(Ordering::Relaxed);
-            let seen = &mut self.registers[index as usize];
-            if *seen != value {
-                *seen = value;
-                set(area, index, value);
-                changed = true;
+            if let Some(register) = registers.get(index as usize) {
+                self.registers.see(index, register.load(Ordering::Relaxed), &mut moved);
             }
         }
         // Pairs with the driver's barrier between its queue entries and the doorbell.
         fence(Ordering::Acquire);
-        changed
+        moved
+    }
+
+    /// Copies registers that have been seen to move into the module's array.
+    #[inline]
+    pub(crate) fn store_registers(&mut self, area: &mut [u8]) {
+        self.registers.store(area);
+    }
+
+    /// Copies shadow doorbells that have been seen to move into the module's array.
+    #[inline]
+    pub(crate) fn store_shadows(&mut self, area: &mut [u8]) {
+        self.shadows.store(area);
     }
 
     /// Whether a watched register has been written since it was staged.
     pub(crate) fn has_moved(&self, registers: &Registers) -> bool {
         self.watched.iter().any(|&index| {
             let now = registers.get(index as usize).map(|register| register.load(Ordering::Relaxed));
-            now.is_some_and(|now| now != self.registers[index as usize])
+            now.is_some() && now != self.registers.values.get(index as usize).copied()
         })
     }
 
     /// Whether one of the first `count` registers, watched or not, isn't what was staged.
     pub(crate) fn has_moved_any(&self, registers: &Registers, count: usize) -> bool {
-        let staged = self.registers.iter().take(count);
+        let staged = self.registers.values.iter().take(count);
         registers.iter().zip(staged).any(|(register, staged)| register.load(Ordering::Relaxed) != *staged)
     }
 
@@ -118,7 +182,7 @@ impl Mirror {
     pub(crate) fn write_back(&mut self, registers: &Registers, area: &[u8], how: WriteBack) {
         for &index in &self.watched {
             let value = get(area, index);
-            let seen = &mut self.registers[index as usize];
+            let Some(seen) = self.registers.values.get_mut(index as usize) else { continue };
             if *seen == value {
                 continue;
             }

@@ -57,7 +57,7 @@ impl Instance {
     pub(crate) fn save_state(&mut self, part: Part) -> Result<&[u8], MoveError> {
         let calls = self.state_calls()?;
         let (at, room) = self.state_buffer(&calls)?;
-        let len = self.call(&calls.of(part).0, ()).map_err(|fault| broken(&fault))? as usize;
+        let len = self.call(|_| &calls.of(part).0, ()).map_err(|fault| broken(&fault))? as usize;
         if len == 0 || len > room {
             return Err(MoveError::Engine("the running module doesn't save its state"));
         }
@@ -70,7 +70,7 @@ impl Instance {
         let (at, room) = self.state_buffer(&calls)?;
         let place = self.memory_mut().get_mut(at..at + state.len()).filter(|_| state.len() <= room);
         place.ok_or(MoveError::Engine("the new module has no room for the state"))?.copy_from_slice(state);
-        match self.call(&calls.of(part).1, state.len() as u32).map_err(|fault| broken(&fault))? {
+        match self.call(|_| &calls.of(part).1, state.len() as u32).map_err(|fault| broken(&fault))? {
             0 => Ok(()),
             _ => Err(MoveError::Engine("the new module refuses the state")),
         }
@@ -85,7 +85,7 @@ impl Instance {
 
     /// Address and bytes of the buffer, inside linear memory.
     fn state_buffer(&mut self, calls: &StateCalls) -> Result<(usize, usize), MoveError> {
-        let buffer = self.call(&calls.buffer, ()).map_err(|fault| broken(&fault))?;
+        let buffer = self.call(|_| &calls.buffer, ()).map_err(|fault| broken(&fault))?;
         let (at, room) = ((buffer >> 32) as usize, buffer as u32 as usize);
         let inside = at.checked_add(room).is_some_and(|end| end <= self.memory().len());
         if inside {

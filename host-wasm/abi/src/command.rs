@@ -5,7 +5,7 @@ use doorbell_core::data::{DataStart, Direction, Segments};
 use doorbell_core::namespace::Namespace;
 use doorbell_core::tag::Tag;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What a command does, in [`CommandRecord::operation`].
 mod operation {
@@ -27,7 +27,7 @@ const DEAC: u8 = 2;
 const SGL: u8 = 4;
 
 /// One I/O command.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CommandRecord {
     /// The command's tag: slot in bits 15:0, generation in bits 47:16.
@@ -242,7 +242,7 @@ pub enum WriteKind {
 }
 
 /// Something to write to guest memory after the call, in the order of the list.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct WriteRecord {
     /// Guest address, a multiple of 4.

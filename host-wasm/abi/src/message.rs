@@ -8,7 +8,7 @@ use doorbell_core::message::{
 use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::status::Status;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// One message of any kind. What the fields mean depends on `kind`; the others are 0.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -376,7 +376,7 @@ pub struct TurnInput {
 }
 
 /// What every group call leaves: how many records there are in each list, and the group's state.
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TurnRecord {
     /// Commands to carry out.
@@ -406,4 +406,6 @@ impl TurnRecord {
     pub const WANTS_INTERRUPT: u32 = 2;
     /// A reset waits for commands in flight.
     pub const RESETTING: u32 = 4;
+    /// No command waits for an entry of its completion queue, so a head that moves is no reason for a turn.
+    pub const HAS_ROOM: u32 = 8;
 }

@@ -71,7 +71,11 @@ pub extern "C" fn group_poll(completions: u32, max_commands: u32, now_ns: u64) {
     // Where a command was refused, or there was no room for more, the core has given up early.
     let more = max_commands > 0
         && (commands == max_commands || guest.entries() != posted || guest.writes() > WRITE_ROOM);
-    leave(commands, guest.writes(), if more { TurnRecord::MORE } else { 0 }, now_ns);
+    let mut flags = if more { TurnRecord::MORE } else { 0 };
+    if !more && !group.has_waiting() {
+        flags |= TurnRecord::HAS_ROOM;
+    }
+    leave(commands, guest.writes(), flags, now_ns);
 }
 
 /// Prepares for sleep. 1: the owner may; 0: there is work.
@@ -129,7 +133,7 @@ pub extern "C" fn group_queue(place: u32) -> u32 {
 
 /// Leaves what the group says, and the turn record.
 #[inline]
-fn leave(commands: u32, writes: u32, more: u32, now_ns: u64) {
+fn leave(commands: u32, writes: u32, mut flags: u32, now_ns: u64) {
     let group = group();
     let mut turn = TurnRecord {
         commands: commands.into(),
@@ -138,7 +142,6 @@ fn leave(commands: u32, writes: u32, more: u32, now_ns: u64) {
         deadline_ns: NEVER.into(),
         ..TurnRecord::default()
     };
-    let mut flags = more;
     if group.wants_interrupt() {
         if now_ns != NO_INTERRUPTS {
             // SAFETY: a static, borrowed for this block only.

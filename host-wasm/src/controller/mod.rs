@@ -195,11 +195,9 @@ impl SandboxedController {
         let mut instance = self.shared.instance()?;
         start(&mut instance, &self.config)?;
         instance.set_scratch(CountersRecord::encode(&self.own_counters()).as_bytes());
-        let restore = instance.calls.controller_counters.clone();
-        instance.call(&restore, 1)?;
+        instance.call(|calls| &calls.controller_counters, 1)?;
         if let Some(kelvins) = self.temperature {
-            let call = instance.calls.controller_temperature.clone();
-            instance.call(&call, u32::from(kelvins))?;
+            instance.call(|calls| &calls.controller_temperature, u32::from(kelvins))?;
         }
         for (nsid, config) in self.namespaces.all() {
             if add_namespace(&mut instance, Some(nsid), &config)? != Ok(nsid) {
@@ -239,8 +237,7 @@ impl SandboxedController {
         for piece in data.chunks_mut(64) {
             let len = piece.len();
             let read = self.call(|instance| {
-                let read = instance.calls.controller_read.clone();
-                instance.call(&read, (offset, len as u32))?;
+                instance.call(|calls| &calls.controller_read, (offset, len as u32))?;
                 piece.copy_from_slice(instance.scratch_bytes(len));
                 Ok(())
             });
@@ -346,8 +343,7 @@ impl ControllerEngine for SandboxedController {
         for piece in data.chunks(64) {
             let written = self.call(|instance| {
                 instance.set_scratch(piece);
-                let write = instance.calls.controller_write.clone();
-                instance.call(&write, (at, piece.len() as u32))
+                instance.call(|calls| &calls.controller_write, (at, piece.len() as u32))
             });
             if written.is_none() {
                 self.write_failed(at, piece);
@@ -361,8 +357,7 @@ impl ControllerEngine for SandboxedController {
         let piece = data.get(..64).unwrap_or(data);
         self.call_with_doorbells(registers, WriteBack::Store, |instance| {
             instance.set_scratch(piece);
-            let write = instance.calls.controller_doorbell.clone();
-            instance.call(&write, (offset, piece.len() as u32))
+            instance.call(|calls| &calls.controller_doorbell, (offset, piece.len() as u32))
         });
     }
 
@@ -373,8 +368,7 @@ impl ControllerEngine for SandboxedController {
         let count = instance.layout.registers.count as u32;
         instance.mirror().watch(0..count);
         let more = self.call_with_doorbells(registers, WriteBack::StoreZeroes, |instance| {
-            let poll = instance.calls.controller_poll.clone();
-            instance.call_with(memory, registers, &poll, now_ns)
+            instance.call_with(memory, registers, |calls| &calls.controller_poll, now_ns)
         });
         let Some(more) = more else { return false };
         if let Err(fault) = self.take_outputs() {
@@ -420,8 +414,7 @@ impl ControllerEngine for SandboxedController {
         let record = MessageRecord::encode_message(&message);
         self.call(|instance| {
             instance.set_scratch(record.as_bytes());
-            let call = instance.calls.controller_message.clone();
-            match instance.call(&call, u32::from(group))? {
+            match instance.call(|calls| &calls.controller_message, u32::from(group))? {
                 0 => Ok(()),
                 _ => Err(Fault::Interface("a message wasn't understood")),
             }
@@ -440,10 +433,7 @@ impl ControllerEngine for SandboxedController {
         let HostReply::FlushAll(result) = reply;
         self.flushing = false;
         let status = result.map_or_else(|status| u32::from(status.0), |()| 0);
-        let told = self.call(|instance| {
-            let call = instance.calls.controller_flushed.clone();
-            instance.call(&call, status)
-        });
+        let told = self.call(|instance| instance.call(|calls| &calls.controller_flushed, status));
         if told.is_none() {
             self.image.flushed();
         }
@@ -454,10 +444,8 @@ impl ControllerEngine for SandboxedController {
     }
 
     fn reset(&mut self, kind: ResetKind) {
-        let told = self.call(|instance| {
-            let call = instance.calls.controller_reset.clone();
-            instance.call(&call, reset_kind_code(kind))
-        });
+        let told =
+            self.call(|instance| instance.call(|calls| &calls.controller_reset, reset_kind_code(kind)));
         if told.is_none()
             && let State::Failed(failed) = &mut self.state
         {
@@ -472,10 +460,7 @@ impl ControllerEngine for SandboxedController {
     }
 
     fn handle_unmap(&mut self, address: u64, len_bytes: u64) {
-        self.call(|instance| {
-            let call = instance.calls.controller_unmap.clone();
-            instance.call(&call, (address, len_bytes))
-        });
+        self.call(|instance| instance.call(|calls| &calls.controller_unmap, (address, len_bytes)));
     }
 
     fn is_level_asserted(&self) -> bool {
@@ -499,15 +484,13 @@ impl ControllerEngine for SandboxedController {
         let record = CountersRecord::encode(&counters);
         self.call(|instance| {
             instance.set_scratch(record.as_bytes());
-            let call = instance.calls.controller_counters.clone();
-            instance.call(&call, 1)
+            instance.call(|calls| &calls.controller_counters, 1)
         });
     }
 
     fn smart_counters(&mut self) -> SmartCounters {
         let record = self.call(|instance| {
-            let call = instance.calls.controller_counters.clone();
-            instance.call(&call, 0)?;
+            instance.call(|calls| &calls.controller_counters, 0)?;
             Ok(instance.scratch::<CountersRecord>())
         });
         if let Some(Some(record)) = record {
@@ -521,24 +504,17 @@ impl ControllerEngine for SandboxedController {
         let record = StatisticsRecord::encode(&statistics);
         self.call(|instance| {
             instance.set_scratch(record.as_bytes());
-            let call = instance.calls.controller_statistics.clone();
-            instance.call(&call, u32::from(group))
+            instance.call(|calls| &calls.controller_statistics, u32::from(group))
         });
     }
 
     fn add_busy_time(&mut self, busy_ns: u64) {
-        self.call(|instance| {
-            let call = instance.calls.controller_busy.clone();
-            instance.call(&call, busy_ns)
-        });
+        self.call(|instance| instance.call(|calls| &calls.controller_busy, busy_ns));
     }
 
     fn set_temperature(&mut self, kelvins: u16) {
         self.temperature = Some(kelvins);
-        self.call(|instance| {
-            let call = instance.calls.controller_temperature.clone();
-            instance.call(&call, u32::from(kelvins))
-        });
+        self.call(|instance| instance.call(|calls| &calls.controller_temperature, u32::from(kelvins)));
     }
 
     fn add_namespace(&mut self, nsid: Option<u32>, config: NamespaceConfig) -> Result<u32, NamespaceError> {
@@ -568,8 +544,7 @@ impl ControllerEngine for SandboxedController {
         self.notice_failure();
         if matches!(self.state, State::Running(_)) {
             self.call_namespace(|instance| {
-                let call = instance.calls.namespace_resize.clone();
-                instance.call(&call, (nsid, size_blocks))
+                instance.call(|calls| &calls.namespace_resize, (nsid, size_blocks))
             })?;
         }
         self.namespaces.resized(nsid, size_blocks)
@@ -578,10 +553,7 @@ impl ControllerEngine for SandboxedController {
     fn remove_namespace(&mut self, nsid: u32) -> Result<(), NamespaceError> {
         self.notice_failure();
         if matches!(self.state, State::Running(_)) {
-            self.call_namespace(|instance| {
-                let call = instance.calls.namespace_remove.clone();
-                instance.call(&call, nsid)
-            })?;
+            self.call_namespace(|instance| instance.call(|calls| &calls.namespace_remove, nsid))?;
             self.namespaces.removed(nsid)
         } else {
             let gone = self.namespaces.remove_while_failed(nsid, self.view.quiesced)?;
@@ -653,8 +625,7 @@ fn add_namespace(
     config: &NamespaceConfig,
 ) -> Result<Result<u32, NamespaceError>, Fault> {
     instance.set_scratch(NamespaceRecord::encode(config).as_bytes());
-    let call = instance.calls.namespace_add.clone();
-    let answer = instance.call(&call, nsid.unwrap_or(0))?;
+    let answer = instance.call(|calls| &calls.namespace_add, nsid.unwrap_or(0))?;
     match (answer >> 32) as u32 {
         0 => Ok(Ok(answer as u32)),
         code => namespace_error(code).map(Err).ok_or(Fault::Interface("an error that isn't one")),
@@ -673,8 +644,7 @@ fn in_range(config: ControllerConfig, instance: &Instance) -> ControllerConfig {
 
 fn start(instance: &mut Instance, config: &ControllerConfig) -> Result<(), Fault> {
     instance.set_scratch(ConfigRecord::encode(config).as_bytes());
-    let init = instance.calls.controller_init.clone();
-    instance.call(&init, ())
+    instance.call(|calls| &calls.controller_init, ())
 }
 
 impl View {

@@ -5,6 +5,7 @@
 //! the host holds no command of theirs. Guest memory needs no check of its own: every address is looked up in the
 //! guest's memory by whoever uses it, whatever its origin.
 
+use doorbell_abi::CommandRecord;
 use doorbell_core::command::IoCommand;
 use doorbell_core::message::{GroupEvent, GroupMessage, GroupReply, GroupRequest};
 use doorbell_core::namespace::Namespace;
@@ -21,59 +22,49 @@ const MAX_EVENTS: usize = 64;
 const MAX_RANGES: u16 = 256;
 
 impl SandboxedGroup {
-    /// Checks a command that the module gave out. `None`: the namespace changed meanwhile and the command has
-    /// ended.
-    #[inline]
-    pub(super) fn deliver(&mut self, fetched: &Fetched) -> Result<Option<IoCommand>, Fault> {
-        let record = &fetched.record;
-        let nsid = record.nsid.get();
-        let index = (nsid as usize).wrapping_sub(1);
-        let namespace = self.namespaces.get(index).copied().flatten();
-        if let Err(reason) = self.check_command(fetched, namespace) {
-            // With the shape that it was fetched under it may have been right.
-            if fetched.shapes == self.shapes {
-                return Err(Fault::Interface(reason));
-            }
-            self.ended.push(completion(record.tag.get(), Status::LBA_OUT_OF_RANGE.dnr()));
-            return Ok(None);
-        }
-        let command = record.decode(namespace).ok_or(Fault::Interface("a command that means nothing"))?;
-        let tag = command.tag;
-        match self.outstanding.get_mut(usize::from(tag.slot)) {
-            Some(place @ None) => *place = Some(Outstanding { generation: tag.generation, nsid }),
-            Some(Some(_)) => return Err(Fault::Interface("a tag that is in use")),
-            None => return Err(Fault::Interface("a tag beyond the table")),
-        }
-        self.outstanding_count += 1;
-        Ok(Some(command))
+    /// The commands that the module gave out and the host hasn't taken.
+    fn fetched(&self) -> impl Iterator<Item = &CommandRecord> {
+        let instance = self.instance.as_ref();
+        let places = self.fetched.places.clone();
+        places.filter_map(move |index| instance?.layout.commands.at(instance?.memory(), index))
     }
 
+    /// Takes the first of them and checks it. `None`: there is none.
     #[inline]
-    fn check_command(&self, fetched: &Fetched, namespace: Option<Namespace>) -> Result<(), &'static str> {
-        let record = &fetched.record;
-        if record.is_flush_all() {
-            return if record.nsid.get() == 0 { Ok(()) } else { Err("a flush of all with a namespace") };
-        }
-        let Some(namespace) = namespace else { return Err("a namespace that isn't there") };
-        if namespace.read_only && record.changes_medium() {
-            return Err("a write to a read-only namespace");
-        }
-        let (offset_bytes, len_bytes) = (record.offset_bytes.get(), record.len_bytes.get());
-        if record.has_range() {
-            let size_bytes = namespace.size_blocks.saturating_mul(u64::from(namespace.block_bytes()));
-            let end = offset_bytes.checked_add(len_bytes).ok_or("a range that wraps")?;
-            let mask = u64::from(namespace.block_bytes()) - 1;
-            if end > size_bytes || len_bytes == 0 || (offset_bytes | len_bytes) & mask != 0 {
-                return Err("a range outside of its namespace");
+    pub(super) fn deliver(&mut self) -> Result<Option<IoCommand>, Fault> {
+        let Some(instance) = &self.instance else { return Ok(None) };
+        let linear = instance.memory();
+        for index in self.fetched.places.by_ref() {
+            let record: Option<&CommandRecord> = instance.layout.commands.at(linear, index);
+            let record = record.ok_or(Fault::Interface("no command record"))?;
+            let nsid = record.nsid.get();
+            let namespace = self.namespaces.get((nsid as usize).wrapping_sub(1)).copied().flatten();
+            if let Err(reason) = check_command(record, namespace, self.shared.config.controller.mdts_bytes) {
+                // With the shape that it was fetched under it may have been right.
+                if self.fetched.shapes == self.shapes {
+                    return Err(Fault::Interface(reason));
+                }
+                self.ended.push(completion(record.tag.get(), Status::LBA_OUT_OF_RANGE.dnr()));
+                continue;
             }
+            let command = record.decode(namespace).ok_or(Fault::Interface("a command that means nothing"))?;
+            let tag = command.tag;
+            match self.outstanding.get_mut(usize::from(tag.slot)) {
+                Some(place @ None) => *place = Some(Outstanding { generation: tag.generation, nsid }),
+                Some(Some(_)) => return Err(Fault::Interface("a tag that is in use")),
+                None => return Err(Fault::Interface("a tag beyond the table")),
+            }
+            self.outstanding_count += 1;
+            return Ok(Some(command));
         }
-        if record.moves_data() && len_bytes > u64::from(self.shared.config.controller.mdts_bytes) {
-            return Err("more data than a command may move");
-        }
-        if record.ranges.get() > MAX_RANGES {
-            return Err("more ranges than a command may name");
-        }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Ends what the module gave out and the host hasn't taken.
+    pub(super) fn refuse_fetched(&mut self, status: Status) {
+        let tags: Vec<u64> = self.fetched().map(|record| record.tag.get()).collect();
+        self.ended.extend(tags.into_iter().map(|tag| completion(tag, status)));
+        self.fetched = Fetched::default();
     }
 
     /// A vector that a completion queue of this group has.
@@ -137,7 +128,7 @@ impl SandboxedGroup {
     fn uses(&self, nsid: u32) -> bool {
         let concerns = |other: u32| other == nsid || other == 0;
         self.outstanding.iter().flatten().any(|command| concerns(command.nsid))
-            || self.fetched.iter().any(|fetched| concerns(fetched.record.nsid.get()))
+            || self.fetched().any(|record| concerns(record.nsid.get()))
     }
 
     /// A reset must end when there is nothing left that it could wait for.
@@ -148,4 +139,36 @@ impl SandboxedGroup {
         }
         Ok(())
     }
+}
+
+/// Whether a command may be carried out as it is. `namespace` is the one that it names.
+#[inline]
+fn check_command(
+    record: &CommandRecord,
+    namespace: Option<Namespace>,
+    mdts_bytes: u32,
+) -> Result<(), &'static str> {
+    if record.is_flush_all() {
+        return if record.nsid.get() == 0 { Ok(()) } else { Err("a flush of all with a namespace") };
+    }
+    let Some(namespace) = namespace else { return Err("a namespace that isn't there") };
+    if namespace.read_only && record.changes_medium() {
+        return Err("a write to a read-only namespace");
+    }
+    let (offset_bytes, len_bytes) = (record.offset_bytes.get(), record.len_bytes.get());
+    if record.has_range() {
+        let size_bytes = namespace.size_blocks.saturating_mul(u64::from(namespace.block_bytes()));
+        let end = offset_bytes.checked_add(len_bytes).ok_or("a range that wraps")?;
+        let mask = u64::from(namespace.block_bytes()) - 1;
+        if end > size_bytes || len_bytes == 0 || (offset_bytes | len_bytes) & mask != 0 {
+            return Err("a range outside of its namespace");
+        }
+    }
+    if record.moves_data() && len_bytes > u64::from(mdts_bytes) {
+        return Err("more data than a command may move");
+    }
+    if record.ranges.get() > MAX_RANGES {
+        return Err("more ranges than a command may name");
+    }
+    Ok(())
 }

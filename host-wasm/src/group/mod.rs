@@ -10,6 +10,7 @@ mod turn;
 mod upgrade;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use doorbell_abi::{CompletionRecord, MessageRecord, NEVER, NO_INTERRUPTS, QueueRecord, StatisticsRecord};
@@ -46,14 +47,16 @@ pub struct SandboxedGroup {
     /// Raised when a namespace changes.
     shapes: u64,
     doorbell_buffer: Option<DoorbellBuffer>,
+    /// Guest address of the shadow doorbells that the module has copies of, or [`NEVER`].
+    staged_shadows: u64,
     coalescing: bool,
     /// The request that hasn't been answered.
     request: Option<GroupRequest>,
     /// Commands that the host has and hasn't ended, by slot.
     outstanding: Vec<Option<Outstanding>>,
     outstanding_count: usize,
-    /// Commands that the module gave out and the host hasn't taken, with the shapes they were checked against.
-    fetched: VecDeque<Fetched>,
+    /// Commands that the module gave out and the host hasn't taken.
+    fetched: Fetched,
     /// Completions that the module hasn't been told of.
     ended: Vec<CompletionRecord>,
     messages: VecDeque<GroupMessage>,
@@ -61,6 +64,8 @@ pub struct SandboxedGroup {
     cancels: VecDeque<Tag>,
     /// The module has more to do than it could in one call.
     more: bool,
+    /// No command waits for an entry of its completion queue, as of the last turn that fetched.
+    has_room: bool,
     wants_interrupt: bool,
     resetting: bool,
     deadline_ns: Option<u64>,
@@ -78,10 +83,24 @@ struct Outstanding {
     nsid: u32,
 }
 
-#[derive(Debug)]
+/// Places in the module's list of commands, which it leaves alone until it is asked for others. If it doesn't, that
+/// changes nothing: each is checked when it is taken, by itself.
+#[derive(Debug, Default)]
 struct Fetched {
-    record: doorbell_abi::CommandRecord,
+    places: Range<usize>,
+    /// The shapes of namespaces that the module knew.
     shapes: u64,
+}
+
+impl Queues {
+    /// The completion queue in whose memory `address` lies, or 0.
+    #[cold]
+    fn completion_at(&self, address: u64) -> u16 {
+        let at = |&&(_, _, base, len): &&(u16, Option<u16>, u64, u64)| {
+            address.checked_sub(base).is_some_and(|offset| offset < len)
+        };
+        self.completion.iter().find(at).map_or(0, |&(qid, ..)| qid)
+    }
 }
 
 /// Queues by identifier.
@@ -103,16 +122,18 @@ impl SandboxedGroup {
             namespaces: Vec::new(),
             shapes: 0,
             doorbell_buffer: None,
+            staged_shadows: NEVER,
             coalescing: false,
             request: None,
             outstanding: Vec::new(),
             outstanding_count: 0,
-            fetched: VecDeque::new(),
+            fetched: Fetched::default(),
             ended: Vec::new(),
             messages: VecDeque::new(),
             interrupts: VecDeque::new(),
             cancels: VecDeque::new(),
             more: false,
+            has_room: false,
             wants_interrupt: false,
             resetting: false,
             deadline_ns: None,
@@ -128,16 +149,18 @@ impl SandboxedGroup {
     fn start(&mut self) -> Result<(), Fault> {
         let mut instance = self.shared.instance()?;
         let config = &self.shared.config;
-        let init = instance.calls.group_init.clone();
-        instance.call(&init, (config.controller.mdts_bytes, u32::from(config.posted_registers)))?;
+        instance.call(
+            |calls| &calls.group_init,
+            (config.controller.mdts_bytes, u32::from(config.posted_registers)),
+        )?;
         self.outstanding.resize(instance.layout.command_slots as usize, None);
         if self.paused {
-            let pause = instance.calls.group_pause.clone();
-            instance.call(&pause, 1)?;
+            instance.call(|calls| &calls.group_pause, 1)?;
         }
         self.namespaces.clear();
         self.namespaces.resize(instance.layout.namespaces as usize, None);
         self.instance = Some(instance);
+        self.staged_shadows = NEVER;
         self.told = false;
         Ok(())
     }
@@ -154,12 +177,13 @@ impl SandboxedGroup {
     fn give_up(&mut self) {
         self.instance = None;
         self.statistics_base = add(self.statistics_base, std::mem::take(&mut self.statistics));
-        self.fetched.clear();
+        self.fetched = Fetched::default();
         self.ended.clear();
         self.interrupts.clear();
         self.cancels.clear();
         self.messages.retain(|message| matches!(message, GroupMessage::Reply(_)));
         self.more = false;
+        self.has_room = false;
         self.wants_interrupt = false;
         self.deadline_ns = None;
         self.doorbell_buffer = None;
@@ -226,9 +250,7 @@ impl SandboxedGroup {
             }
             GroupRequest::Reset => {
                 // What the host hasn't taken ends here.
-                for fetched in self.fetched.drain(..) {
-                    self.ended.push(completion(fetched.record.tag.get(), Status::ABORT_REQUESTED));
-                }
+                self.refuse_fetched(Status::ABORT_REQUESTED);
                 self.interrupts.clear();
                 self.cancels.clear();
                 self.messages.clear();
@@ -287,7 +309,7 @@ impl SandboxedGroup {
     /// Runs `call` of the module with everything around it; an error fails the tenant.
     fn slow_call<R>(
         &mut self,
-        memory: &dyn DmaMemory,
+        memory: &impl DmaMemory,
         registers: &Registers,
         how: WriteBack,
         call: impl FnOnce(&mut Instance) -> Result<R, Fault>,
@@ -296,8 +318,7 @@ impl SandboxedGroup {
         // What is staged here isn't new to the next look at the doorbells, which so has to lead to a turn.
         self.more |= instance.stage_registers(registers);
         let result = call(instance);
-        instance.write_back(registers, how);
-        let result = result.and_then(|result| self.take_turn(memory, false).map(|()| result));
+        let result = result.and_then(|result| self.take_turn(memory, registers, how, false).map(|()| result));
         match result {
             Ok(result) => Some(result),
             Err(fault) => {
@@ -334,8 +355,7 @@ impl GroupEngine for SandboxedGroup {
         let record = MessageRecord::encode_request(0, &request);
         let taken = self.slow_call(memory, registers, WriteBack::Store, |instance| {
             instance.set_scratch(zerocopy::IntoBytes::as_bytes(&record));
-            let call = instance.calls.group_request.clone();
-            instance.call_with(memory, registers, &call, ())
+            instance.call_with(memory, registers, |calls| &calls.group_request, ())
         });
         if taken.is_some_and(|code| code != 0) {
             self.fail(Fault::Interface("a request wasn't understood"));
@@ -363,7 +383,7 @@ impl GroupEngine for SandboxedGroup {
             let most = self.instance.as_ref().map_or(0, |instance| instance.layout.commands.count) as u32;
             let now_ns = if self.coalescing { NO_INTERRUPTS } else { 0 };
             self.turn(memory, registers, Some(most), now_ns);
-            if self.fetched.is_empty() {
+            if self.fetched.places.is_empty() {
                 return None;
             }
         }
@@ -371,14 +391,13 @@ impl GroupEngine for SandboxedGroup {
 
     #[inline]
     fn poll_fetched(&mut self) -> Option<IoCommand> {
-        while let Some(fetched) = self.fetched.pop_front() {
-            match self.deliver(&fetched) {
-                Ok(Some(command)) => return Some(command),
-                Ok(None) => {}
-                Err(fault) => self.fail(fault),
-            }
+        if self.fetched.places.is_empty() {
+            return None;
         }
-        None
+        self.deliver().unwrap_or_else(|fault| {
+            self.fail(fault);
+            None
+        })
     }
 
     #[inline]
@@ -436,8 +455,7 @@ impl GroupEngine for SandboxedGroup {
         }
         self.flush(memory, registers);
         let asserted = self.slow_call(memory, registers, WriteBack::Exchange, |instance| {
-            let call = instance.calls.group_level.clone();
-            instance.call_with(memory, registers, &call, ())
+            instance.call_with(memory, registers, |calls| &calls.group_level, ())
         });
         asserted.is_some_and(|asserted| asserted != 0)
     }
@@ -459,12 +477,11 @@ impl GroupEngine for SandboxedGroup {
         // What is posted only now may have an interrupt that the host hasn't looked for.
         let posts = !self.ended.is_empty();
         self.flush(memory, registers);
-        if posts || !self.messages.is_empty() || !self.fetched.is_empty() && !self.paused {
+        if posts || !self.messages.is_empty() || !self.fetched.places.is_empty() && !self.paused {
             return Armed::Busy;
         }
         let armed = self.slow_call(memory, registers, WriteBack::Exchange, |instance| {
-            let call = instance.calls.group_arm.clone();
-            instance.call_with(memory, registers, &call, u32::from(level_interrupts))
+            instance.call_with(memory, registers, |calls| &calls.group_arm, u32::from(level_interrupts))
         });
         // The module saw a copy. A register that was written since then wakes nobody, so it is looked at again,
         // after everything that arming has stored.
@@ -505,8 +522,7 @@ impl GroupEngine for SandboxedGroup {
         if self.is_alive() {
             self.ended.clear();
             let _ = self.slow_call(&NoMemory, &[], WriteBack::Exchange, |instance| {
-                let call = instance.calls.group_abandon.clone();
-                instance.call(&call, ())
+                instance.call(|calls| &calls.group_abandon, ())
             });
         }
     }
@@ -518,7 +534,7 @@ impl GroupEngine for SandboxedGroup {
     fn statistics(&mut self) -> GroupStatistics {
         if let Some(record) = self.report(|instance| {
             let call = instance.calls.group_statistics.clone()?;
-            Some(instance.call(&call, ()).map(|()| instance.scratch::<StatisticsRecord>()))
+            Some(instance.call(|_| &call, ()).map(|()| instance.scratch::<StatisticsRecord>()))
         }) {
             self.statistics = record.decode();
         }
@@ -532,7 +548,7 @@ impl GroupEngine for SandboxedGroup {
                 let call = instance.calls.group_queue.clone()?;
                 Some(
                     instance
-                        .call(&call, place)
+                        .call(|_| &call, place)
                         .map(|end| if end == 0 { instance.scratch::<QueueRecord>() } else { None }),
                 )
             });
@@ -557,8 +573,7 @@ impl SandboxedGroup {
         self.paused = paused;
         if self.is_alive() {
             let _ = self.slow_call(&NoMemory, &[], WriteBack::Exchange, |instance| {
-                let call = instance.calls.group_pause.clone();
-                instance.call(&call, u32::from(paused))
+                instance.call(|calls| &calls.group_pause, u32::from(paused))
             });
         }
     }

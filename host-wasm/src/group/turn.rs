@@ -1,43 +1,43 @@
 //! One turn: a call of `group_poll`, and what comes out of any call of a group.
 
-use doorbell_abi::{CommandRecord, MessageRecord, NEVER, TurnInput, TurnRecord, WriteKind, WriteRecord};
+use doorbell_abi::{MessageRecord, NEVER, TurnInput, TurnRecord, WriteKind, WriteRecord};
 use doorbell_core::doorbell::Registers;
 use doorbell_core::memory::DmaMemory;
 use doorbell_core::message::{GroupEvent, GroupMessage};
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::{Fetched, SandboxedGroup};
 use crate::error::Fault;
-use crate::mirror::WriteBack;
+use crate::instance::Area;
+use crate::mirror::{Moved, WriteBack};
 
 impl SandboxedGroup {
-    /// Copies doorbells that have moved into the module; whether a turn has anything to do.
+    /// Looks at the doorbells; whether a turn has anything to do.
     #[inline]
     pub(super) fn wants_turn(&mut self, memory: &dyn DmaMemory, registers: &Registers) -> bool {
         let Some(instance) = &mut self.instance else { return false };
-        let mut changed = false;
-        let shadow = match self.doorbell_buffer {
-            None => NEVER,
-            Some(buffer) => match instance.stage_shadows(memory, buffer.shadow) {
-                Some(moved) => {
-                    changed = moved;
-                    buffer.shadow
+        let mirror = instance.mirror();
+        let mut moved = Moved::default();
+        let mut lost = false;
+        self.staged_shadows = NEVER;
+        if let Some(buffer) = self.doorbell_buffer {
+            match mirror.see_shadows(memory, buffer.shadow) {
+                Some(shadows) => {
+                    moved = shadows;
+                    self.staged_shadows = buffer.shadow;
                 }
                 None => {
                     // Gone: the module finds that out by itself, and says so.
                     self.doorbell_buffer = None;
-                    changed = true;
-                    NEVER
+                    lost = true;
                 }
-            },
-        };
-        changed |= instance.stage_registers(registers);
-        if !changed && !self.more && self.ended.is_empty() {
-            return false;
+            }
         }
-        let input = instance.layout.input;
-        input.set(instance.memory_mut(), 0, &TurnInput { shadow: shadow.into() });
-        true
+        moved = moved.or(mirror.see_registers(registers));
+        // A driver moves heads one by one, and as long as nothing waits for room nobody needs to know at once.
+        let moved = moved.tails || moved.heads && !self.has_room;
+        moved || lost || self.more || !self.ended.is_empty()
     }
 
     /// Calls `group_poll`: ends what has ended, fetches up to `most_commands`, and takes all that comes out of it.
@@ -45,52 +45,63 @@ impl SandboxedGroup {
     #[inline]
     pub(super) fn turn(
         &mut self,
-        memory: &dyn DmaMemory,
+        memory: &impl DmaMemory,
         registers: &Registers,
         most_commands: Option<u32>,
         now_ns: u64,
     ) {
         let Some(instance) = &mut self.instance else { return };
+        let (linear, layout, data) = instance.parts();
+        data.mirror.store_registers(layout.registers.of(linear));
+        data.mirror.store_shadows(layout.shadows.of(linear));
+        layout.input.set(linear, 0, &TurnInput { shadow: self.staged_shadows.into() });
         let mut told = 0;
         if most_commands.is_some() {
-            told = self.ended.len().min(instance.layout.completions.count);
-            let area = instance.layout.completions;
-            let linear = instance.memory_mut();
-            for (index, record) in self.ended.iter().take(told).enumerate() {
-                area.set(linear, index, record);
+            told = self.ended.len().min(layout.completions.count);
+            let ended = self.ended.get(..told).unwrap_or_default().as_bytes();
+            if let Some(list) = layout.completions.of(linear).get_mut(..ended.len()) {
+                list.copy_from_slice(ended);
             }
             self.ended.drain(..told);
         }
-        let call = instance.calls.group_poll.clone();
         let most = most_commands.unwrap_or(0);
-        let result = instance.call_with(memory, registers, &call, (told as u32, most, now_ns));
-        if result.is_ok() {
-            instance.write_back(registers, WriteBack::Exchange);
-            if self.doorbell_buffer.is_some() {
-                instance.shadows_used();
-            }
-        }
-        if let Err(fault) = result.and_then(|()| self.take_turn(memory, most > 0)) {
+        let parameters = (told as u32, most, now_ns);
+        let called = instance.call_with(memory, registers, |calls| &calls.group_poll, parameters);
+        let taken = called.and_then(|()| self.take_turn(memory, registers, WriteBack::Exchange, most > 0));
+        if let Err(fault) = taken {
             self.fail(fault);
         }
     }
 
-    /// Takes what a call has left. `fetched`: it may have left commands.
-    pub(super) fn take_turn(&mut self, memory: &dyn DmaMemory, fetched: bool) -> Result<(), Fault> {
+    /// Takes what a call has left. `fetches`: it may have left commands.
+    #[inline]
+    pub(super) fn take_turn(
+        &mut self,
+        memory: &impl DmaMemory,
+        registers: &Registers,
+        how: WriteBack,
+        fetches: bool,
+    ) -> Result<(), Fault> {
         let Some(instance) = &mut self.instance else { return Ok(()) };
-        let layout = instance.layout;
-        let turn: TurnRecord =
-            layout.turn.get(instance.memory(), 0).ok_or(Fault::Interface("no turn record"))?;
-        let count = |count: U32, most: usize| {
-            let count = count.get() as usize;
-            if count > most { Err(Fault::Interface("a list is longer than its place")) } else { Ok(count) }
-        };
+        let (linear, layout, data) = instance.parts();
+        data.mirror.write_back(registers, layout.registers.of(linear), how);
+        if self.doorbell_buffer.is_some() {
+            data.mirror.shadows_used(layout.shadows.of(linear));
+        }
+        // Field by field: the module has just stored them so, and one wide load would wait for all of its stores.
+        let turn: Option<&TurnRecord> = layout.turn.at(linear, 0);
+        let turn = turn.ok_or(Fault::Interface("no turn record"))?;
+        let writes = count(turn.writes, layout.writes)?;
+        let commands = if fetches { count(turn.commands, layout.commands)? } else { 0 };
+        let messages = count(turn.messages, layout.messages)?;
+        let interrupts = count(turn.interrupts, layout.interrupts)?;
+        let cancels = count(turn.cancels, layout.cancels)?;
+        if !fetches && turn.commands.get() != 0 {
+            return Err(TOO_LONG);
+        }
         // Entries that are posted belong to commands that have ended or never begun, so their data is there.
-        let writes = count(turn.writes, layout.writes.count)?;
-        instance.spend(writes as u64 * 16)?;
-        for index in 0..writes {
-            let record: WriteRecord =
-                layout.writes.get(instance.memory(), index).ok_or(Fault::Interface("no write record"))?;
+        data.spend(writes as u64 * 16)?;
+        for record in layout.writes.list::<WriteRecord>(linear, writes) {
             let kind = record.write_kind().ok_or(Fault::Interface("a write that means nothing"))?;
             let (address, dwords) = (record.address.get(), record.dwords.map(U32::get));
             let written = match kind {
@@ -100,43 +111,44 @@ impl SandboxedGroup {
             };
             if written.is_err() {
                 // A queue whose memory is gone: the core would say so itself if it had written it itself.
-                let qid =
-                    self.queues.completion.iter().find(|(_, _, base, len)| {
-                        address.checked_sub(*base).is_some_and(|offset| offset < *len)
-                    });
-                let qid = qid.map_or(0, |(qid, ..)| *qid);
+                let qid = self.queues.completion_at(address);
                 self.messages.push_back(GroupMessage::Event(GroupEvent::Fatal { qid }));
                 if kind == WriteKind::Dword {
                     self.doorbell_buffer = None;
                 }
             }
         }
-        let commands = count(turn.commands, if fetched { layout.commands.count } else { 0 })?;
-        for index in 0..commands {
-            let record: CommandRecord =
-                layout.commands.get(instance.memory(), index).ok_or(Fault::Interface("no command record"))?;
-            self.fetched.push_back(Fetched { record, shapes: self.shapes });
+        if fetches {
+            self.fetched = Fetched { places: 0..commands, shapes: self.shapes };
         }
-        let dma_bytes = instance.take_dma_bytes();
+        let (dma_bytes, restaged) = data.take_moved();
         self.shared.count_poll(commands as u64, dma_bytes);
         let flags = turn.flags.get();
-        let restaged = instance.take_restaged();
         // Only a call that looks for commands can say that there are no more.
         let more = restaged || flags & TurnRecord::MORE != 0;
-        self.more = more || self.more && !fetched;
+        self.more = more || self.more && !fetches;
+        if fetches {
+            self.has_room = flags & TurnRecord::HAS_ROOM != 0;
+        }
         self.wants_interrupt = flags & TurnRecord::WANTS_INTERRUPT != 0;
         self.resetting = flags & TurnRecord::RESETTING != 0;
         self.deadline_ns = Some(turn.deadline_ns.get()).filter(|&deadline_ns| deadline_ns != NEVER);
         self.dropped_events = turn.dropped_events.get();
-        let (messages, interrupts, cancels) = (
-            count(turn.messages, layout.messages.count)?,
-            count(turn.interrupts, layout.interrupts.count)?,
-            count(turn.cancels, layout.cancels.count)?,
-        );
+        if messages | interrupts | cancels != 0 {
+            self.take_lists(messages, interrupts, cancels)?;
+        }
+        self.check_reset()
+    }
+
+    /// Takes what isn't in every turn.
+    fn take_lists(&mut self, messages: usize, interrupts: usize, cancels: usize) -> Result<(), Fault> {
         for index in 0..interrupts {
             let Some(instance) = &self.instance else { break };
-            let vector: U32 =
-                layout.interrupts.get(instance.memory(), index).ok_or(Fault::Interface("no vector"))?;
+            let vector: U32 = instance
+                .layout
+                .interrupts
+                .get(instance.memory(), index)
+                .ok_or(Fault::Interface("no vector"))?;
             let vector = self.check_interrupt(vector.get())?;
             // However many entries a queue got since the host looked last, it is one interrupt.
             if !self.interrupts.contains(&vector) {
@@ -145,16 +157,29 @@ impl SandboxedGroup {
         }
         for index in 0..cancels {
             let Some(instance) = &self.instance else { break };
-            let tag: U64 = layout.cancels.get(instance.memory(), index).ok_or(Fault::Interface("no tag"))?;
+            let tag: U64 =
+                instance.layout.cancels.get(instance.memory(), index).ok_or(Fault::Interface("no tag"))?;
             self.cancel(tag.get());
         }
         for index in 0..messages {
             let Some(instance) = &self.instance else { break };
-            let record: MessageRecord =
-                layout.messages.get(instance.memory(), index).ok_or(Fault::Interface("no message"))?;
+            let record: MessageRecord = instance
+                .layout
+                .messages
+                .get(instance.memory(), index)
+                .ok_or(Fault::Interface("no message"))?;
             let message = record.decode_message().ok_or(Fault::Interface("a message that means nothing"))?;
             self.check_message(message)?;
         }
-        self.check_reset()
+        Ok(())
     }
+}
+
+const TOO_LONG: Fault = Fault::Interface("a list is longer than its place");
+
+/// What the module says that a list holds.
+#[inline]
+fn count(count: U32, list: Area) -> Result<usize, Fault> {
+    let count = count.get() as usize;
+    if count > list.count { Err(TOO_LONG) } else { Ok(count) }
 }

@@ -11,7 +11,7 @@ use doorbell_core::state::{HEADER_BYTES, StateError};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::{Outstanding, Queues, SandboxedGroup};
+use super::{Fetched, Outstanding, Queues, SandboxedGroup};
 use crate::upgrade::{CheckedGroup, FAILED, Part};
 
 /// Records of a state that has been checked.
@@ -118,7 +118,7 @@ impl SandboxedGroup {
             return Err(FAILED);
         }
         for (held, what) in [
-            (!self.fetched.is_empty(), "commands"),
+            (!self.fetched.places.is_empty(), "commands"),
             (!self.ended.is_empty(), "completions"),
             (!self.messages.is_empty(), "messages"),
             (!self.interrupts.is_empty(), "interrupts"),
@@ -222,7 +222,7 @@ impl SandboxedGroup {
         self.statistics_base = GroupStatistics::default();
         self.statistics = checked.statistics();
         self.shapes += 1;
-        self.fetched.clear();
+        self.fetched = Fetched::default();
         self.ended.clear();
         self.messages.clear();
         self.interrupts.clear();
