@@ -73,6 +73,8 @@ pub struct GroupRunner {
     turns: u32,
     /// A pause that waits for commands in flight.
     pub(super) pausing: Option<u64>,
+    /// The group asserts the pin.
+    asserted: bool,
     /// The admin queue's doorbells as this group saw them last; only the first group looks.
     admin_doorbells: [u32; 2],
 }
@@ -97,6 +99,7 @@ impl GroupRunner {
             latencies: Vec::new(),
             turns: 0,
             pausing: None,
+            asserted: false,
             admin_doorbells: [0; 2],
         }
     }
@@ -185,14 +188,16 @@ impl GroupRunner {
     pub(super) fn finish_turn(&mut self, lane: u16, context: &mut IoContext) -> bool {
         finish_done(&mut self.group, &self.view, &mut self.done, &mut self.latencies);
         let mut worked = false;
-        if self.group.wants_interrupt() {
+        // The level rises where an entry is posted. Once it has, it falls when the driver has moved a head.
+        let posted = self.group.wants_interrupt();
+        if posted {
             let now_ns = now_ns();
             while let Some(vector) = self.group.poll_interrupt(now_ns) {
                 self.interrupts.raise(vector);
                 worked = true;
             }
         }
-        if self.shared.is_pin_based() {
+        if (posted || self.asserted) && self.shared.is_pin_based() {
             self.update_level();
         }
         while let Some(tag) = self.group.poll_cancel() {
@@ -223,10 +228,9 @@ impl GroupRunner {
     /// Works out whether this group wants INTx asserted.
     #[cold]
     fn update_level(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let asserted =
-            shared.is_pin_based() && self.group.is_level_asserted(&self.view, shared.doorbells.registers());
-        shared.set_level(usize::from(self.index), asserted);
+        let Self { shared, group, view, index, asserted, .. } = self;
+        *asserted = shared.is_pin_based() && group.is_level_asserted(view, shared.doorbells.registers());
+        shared.set_level(usize::from(*index), *asserted);
     }
 
     pub(super) fn tell(&self, message: FromGroup) {

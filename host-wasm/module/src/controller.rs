@@ -7,8 +7,8 @@ use doorbell_abi::{
 use doorbell_core::controller::{Controller, HostReply, NamespaceError};
 use doorbell_core::spec::status::Status;
 
-use crate::memory::Guest;
-use crate::tables::{controller, registers, scratch, scratch_bytes, set_scratch, shared};
+use doorbell_turn::memory::Guest;
+use doorbell_turn::tables::{controller, registers, scratch, scratch_bytes, set_scratch, shared};
 
 /// Makes the controller anew, by the configuration in the scratch area.
 #[unsafe(no_mangle)]

@@ -1,24 +1,11 @@
-//! The exports of the queue group.
+//! The exports of the queue group, but for its turn.
 
-use doorbell_abi::{
-    CommandRecord, MessageRecord, NEVER, NO_INTERRUPTS, QueueRecord, StatisticsRecord, TurnRecord,
-};
+use doorbell_abi::{MessageRecord, NO_INTERRUPTS, QueueRecord, StatisticsRecord};
 use doorbell_core::group::{Armed, GroupConfig, QueueGroup};
-use doorbell_core::spec::status::Status;
-use doorbell_core::tag::Tag;
 
-use crate::memory::Guest;
-use crate::tables::{group, registers, scratch, set_scratch, shared};
-
-/// Records of the list of writes that one call of the core's `poll_command` may add: the completions of what it
-/// refuses and an EventIdx for each doorbell.
-const WRITES_PER_COMMAND: u32 = 33 + 2 * 64;
-
-/// Room of the list of writes that is left when commands are still fetched.
-const WRITE_ROOM: u32 = 512 - WRITES_PER_COMMAND;
-
-/// Entries that the next `group_poll` reads ahead.
-static mut BATCH: u32 = 1;
+use doorbell_turn::leave;
+use doorbell_turn::memory::Guest;
+use doorbell_turn::tables::{group, registers, scratch, set_scratch};
 
 /// Makes the group anew.
 #[unsafe(no_mangle)]
@@ -37,45 +24,6 @@ pub extern "C" fn group_request() -> u32 {
     group().handle_request(&Guest::direct(), registers(), request);
     leave(0, 0, 0, NO_INTERRUPTS);
     0
-}
-
-/// Ends commands, then fetches others, then looks for interrupts, unless `now_ns` is all ones.
-#[unsafe(no_mangle)]
-pub extern "C" fn group_poll(completions: u32, max_commands: u32, now_ns: u64) {
-    // SAFETY: a static that only this function uses.
-    let batch = unsafe { BATCH };
-    let guest = Guest::staged(batch);
-    let group = group();
-    // SAFETY: a static; this borrow ends before the list is used otherwise.
-    let ended = unsafe { &(*shared()).completions };
-    for record in ended.iter().take(completions as usize) {
-        let _ = group.complete(&guest, Tag::from_u64(record.tag.get()), Status(record.status.get()));
-    }
-    let posted = guest.entries();
-    let mut commands = 0;
-    // SAFETY: a static; this borrow ends before the list is used otherwise.
-    let list = unsafe { &mut (*shared()).commands };
-    for place in list.iter_mut().take(max_commands as usize) {
-        if guest.writes() > WRITE_ROOM {
-            break;
-        }
-        let Some(command) = group.poll_command(&guest, registers()) else { break };
-        *place = CommandRecord::encode(&command);
-        commands += 1;
-    }
-    let fetched = guest.fetched();
-    if fetched > 0 {
-        // SAFETY: as above.
-        unsafe { BATCH = fetched.min(64) };
-    }
-    // Where a command was refused, or there was no room for more, the core has given up early.
-    let more = max_commands > 0
-        && (commands == max_commands || guest.entries() != posted || guest.writes() > WRITE_ROOM);
-    let mut flags = if more { TurnRecord::MORE } else { 0 };
-    if !more && !group.has_waiting() {
-        flags |= TurnRecord::HAS_ROOM;
-    }
-    leave(commands, guest.writes(), flags, now_ns);
 }
 
 /// Prepares for sleep. 1: the owner may; 0: there is work.
@@ -129,58 +77,4 @@ pub extern "C" fn group_queue(place: u32) -> u32 {
         }
         None => 1,
     }
-}
-
-/// Leaves what the group says, and the turn record.
-#[inline]
-fn leave(commands: u32, writes: u32, mut flags: u32, now_ns: u64) {
-    let group = group();
-    let mut turn = TurnRecord {
-        commands: commands.into(),
-        writes: writes.into(),
-        dropped_events: group.dropped_events().into(),
-        deadline_ns: NEVER.into(),
-        ..TurnRecord::default()
-    };
-    if group.wants_interrupt() {
-        if now_ns != NO_INTERRUPTS {
-            // SAFETY: a static, borrowed for this block only.
-            let list = unsafe { &mut (*shared()).interrupts };
-            let mut count = 0;
-            for place in list {
-                let Some(vector) = group.poll_interrupt(now_ns) else { break };
-                *place = u32::from(vector);
-                count += 1;
-            }
-            turn.interrupts = count.into();
-            turn.deadline_ns = group.interrupt_deadline_ns().unwrap_or(NEVER).into();
-        }
-        if group.wants_interrupt() {
-            flags |= TurnRecord::WANTS_INTERRUPT;
-        }
-    }
-    // SAFETY: a static, borrowed for the next loop only.
-    let cancels = unsafe { &mut (*shared()).cancels };
-    let mut count = 0;
-    for place in cancels {
-        let Some(tag) = group.poll_cancel() else { break };
-        *place = tag.to_u64();
-        count += 1;
-    }
-    turn.cancels = count.into();
-    // SAFETY: a static, borrowed for the next loop only.
-    let messages = unsafe { &mut (*shared()).messages };
-    let mut count = 0;
-    for place in messages {
-        let Some(message) = group.poll_message() else { break };
-        *place = MessageRecord::encode_message(&message);
-        count += 1;
-    }
-    turn.messages = count.into();
-    if group.is_resetting() {
-        flags |= TurnRecord::RESETTING;
-    }
-    turn.flags = flags.into();
-    // SAFETY: a static, written by this statement only.
-    unsafe { (*shared()).turn = turn };
 }

@@ -4,7 +4,7 @@
 //! keeps its tables in statics, so there is no allocator; there is no WASI and no start function. The interface
 //! is described in `host-wasm/ABI.md`, its records are those of `doorbell-abi`.
 //!
-//! The core sees guest memory through [`memory::Guest`]: inside `group_poll` a staged window, elsewhere the two
+//! The core sees guest memory through [`doorbell_turn::memory::Guest`]: inside `group_poll` a staged window, elsewhere the two
 //! imports.
 //!
 //! Nothing here panics: the panic handler refers to a function that doesn't exist, and `cargo xtask module`
@@ -15,10 +15,8 @@
 
 mod controller;
 mod group;
-mod memory;
 #[cfg(feature = "upgrade")]
 mod state;
-mod tables;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

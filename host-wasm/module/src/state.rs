@@ -2,7 +2,7 @@
 //!
 //! A state is passed in a buffer of its own. Storages are the host's, which has asked itself about them.
 
-use crate::tables::{ModuleController, ModuleGroup, controller, group};
+use doorbell_turn::tables::{ModuleController, ModuleGroup, controller, group};
 
 /// Bytes of the larger of the two states.
 const BUFFER_BYTES: usize = if ModuleController::STATE_BYTES > ModuleGroup::STATE_BYTES {

@@ -59,6 +59,8 @@ pub struct SandboxedGroup {
     fetched: Fetched,
     /// Completions that the module hasn't been told of.
     ended: Vec<CompletionRecord>,
+    /// How many of them are posted in the midst of a batch; see [`post_at`].
+    post_at: usize,
     messages: VecDeque<GroupMessage>,
     interrupts: VecDeque<u16>,
     cancels: VecDeque<Tag>,
@@ -67,12 +69,24 @@ pub struct SandboxedGroup {
     /// No command waits for an entry of its completion queue, as of the last turn that fetched.
     has_room: bool,
     wants_interrupt: bool,
+    /// Whether the pin is asserted, where that is known.
+    level: Option<bool>,
     resetting: bool,
     deadline_ns: Option<u64>,
     dropped_events: u64,
     /// Statistics of instances that are gone, and of this one as it said last.
     statistics_base: GroupStatistics,
     statistics: GroupStatistics,
+}
+
+/// Completions that are worth a call of their own.
+const MIN_POST: usize = 2;
+
+/// How many completions are posted in the midst of a batch of `commands`, where `posted` were before it: so many that
+/// the driver has as much to do then as the device. Once it has, each batch is posted with the next one's fetch.
+fn post_at(commands: usize, posted: usize) -> usize {
+    let ahead = commands.saturating_sub(posted) / 2;
+    if ahead < MIN_POST { usize::MAX } else { ahead }
 }
 
 /// A command that the host has.
@@ -129,12 +143,14 @@ impl SandboxedGroup {
             outstanding_count: 0,
             fetched: Fetched::default(),
             ended: Vec::new(),
+            post_at: usize::MAX,
             messages: VecDeque::new(),
             interrupts: VecDeque::new(),
             cancels: VecDeque::new(),
             more: false,
             has_room: false,
             wants_interrupt: false,
+            level: None,
             resetting: false,
             deadline_ns: None,
             dropped_events: 0,
@@ -318,7 +334,7 @@ impl SandboxedGroup {
         // What is staged here isn't new to the next look at the doorbells, which so has to lead to a turn.
         self.more |= instance.stage_registers(registers);
         let result = call(instance);
-        let result = result.and_then(|result| self.take_turn(memory, registers, how, false).map(|()| result));
+        let result = result.and_then(|result| self.take_turn(memory, registers, how, None).map(|()| result));
         match result {
             Ok(result) => Some(result),
             Err(fault) => {
@@ -380,7 +396,10 @@ impl GroupEngine for SandboxedGroup {
             if !self.is_alive() || !self.wants_turn(memory, registers) {
                 return None;
             }
-            let most = self.instance.as_ref().map_or(0, |instance| instance.layout.commands.count) as u32;
+            // Where no tail has moved and nothing waits, there is nothing to fetch.
+            let fetches = self.more || !self.has_room;
+            let list = self.instance.as_ref().map_or(0, |instance| instance.layout.commands.count);
+            let most = if fetches { list as u32 } else { 0 };
             let now_ns = if self.coalescing { NO_INTERRUPTS } else { 0 };
             self.turn(memory, registers, Some(most), now_ns);
             if self.fetched.places.is_empty() {
@@ -408,14 +427,14 @@ impl GroupEngine for SandboxedGroup {
         }
         *place = None;
         self.outstanding_count -= 1;
-        let Some(instance) = &self.instance else {
+        if self.instance.is_none() {
             self.finish_reset_without_instance();
             return Completed::Dropped;
-        };
-        let room = instance.layout.completions.count;
+        }
         self.ended.push(completion(tag.to_u64(), status));
         let dropped = self.resetting;
-        if dropped || self.ended.len() >= room {
+        // The driver may go on with these while the rest of a large batch is carried out.
+        if dropped || self.ended.len() >= self.post_at && !self.fetched.places.is_empty() {
             self.turn(memory, &[], Some(0), NO_INTERRUPTS);
         }
         if dropped { Completed::Dropped } else { Completed::Posted }
@@ -430,7 +449,7 @@ impl GroupEngine for SandboxedGroup {
 
     #[inline]
     fn poll_interrupt(&mut self, now_ns: u64) -> Option<u16> {
-        if self.interrupts.is_empty() && self.wants_interrupt && self.is_alive() {
+        if self.interrupts.is_empty() && self.wants_interrupt() && self.is_alive() {
             let due = !self.coalescing || self.deadline_ns.is_none_or(|deadline_ns| now_ns >= deadline_ns);
             // Where it has nothing to wait for, there are new entries that it hasn't decided about.
             if due {
@@ -442,7 +461,8 @@ impl GroupEngine for SandboxedGroup {
 
     #[inline]
     fn wants_interrupt(&self) -> bool {
-        self.wants_interrupt || !self.interrupts.is_empty()
+        // What is still to be posted shares the interrupt of what has been; the turn that posts it decides.
+        self.wants_interrupt && self.ended.is_empty() || !self.interrupts.is_empty()
     }
 
     fn interrupt_deadline_ns(&self) -> Option<u64> {
@@ -454,10 +474,21 @@ impl GroupEngine for SandboxedGroup {
             return false;
         }
         self.flush(memory, registers);
+        if self.queues.completion.iter().all(|(_, vector, ..)| vector.is_none()) {
+            return false;
+        }
+        // It changes only where entries are posted or a head moves.
+        if self.look_at_doorbells(memory, registers) {
+            self.level = None;
+        }
+        if let Some(asserted) = self.level {
+            return asserted;
+        }
         let asserted = self.slow_call(memory, registers, WriteBack::Exchange, |instance| {
             instance.call_with(memory, registers, |calls| &calls.group_level, ())
         });
-        asserted.is_some_and(|asserted| asserted != 0)
+        self.level = asserted.map(|asserted| asserted != 0);
+        self.level.unwrap_or(false)
     }
 
     #[inline]

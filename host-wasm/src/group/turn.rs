@@ -7,19 +7,25 @@ use doorbell_core::message::{GroupEvent, GroupMessage};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::{Fetched, SandboxedGroup};
+use super::{Fetched, SandboxedGroup, post_at};
 use crate::error::Fault;
 use crate::instance::Area;
 use crate::mirror::{Moved, WriteBack};
 
 impl SandboxedGroup {
-    /// Looks at the doorbells; whether a turn has anything to do.
+    /// Whether a turn has anything to do.
     #[inline]
     pub(super) fn wants_turn(&mut self, memory: &dyn DmaMemory, registers: &Registers) -> bool {
+        self.look_at_doorbells(memory, registers);
+        self.more || !self.ended.is_empty()
+    }
+
+    /// Looks at the doorbells; whether any has moved.
+    #[inline]
+    pub(super) fn look_at_doorbells(&mut self, memory: &dyn DmaMemory, registers: &Registers) -> bool {
         let Some(instance) = &mut self.instance else { return false };
         let mirror = instance.mirror();
         let mut moved = Moved::default();
-        let mut lost = false;
         self.staged_shadows = NEVER;
         if let Some(buffer) = self.doorbell_buffer {
             match mirror.see_shadows(memory, buffer.shadow) {
@@ -30,14 +36,14 @@ impl SandboxedGroup {
                 None => {
                     // Gone: the module finds that out by itself, and says so.
                     self.doorbell_buffer = None;
-                    lost = true;
+                    self.more = true;
                 }
             }
         }
         moved = moved.or(mirror.see_registers(registers));
         // A driver moves heads one by one, and as long as nothing waits for room nobody needs to know at once.
-        let moved = moved.tails || moved.heads && !self.has_room;
-        moved || lost || self.more || !self.ended.is_empty()
+        self.more |= moved.tails || moved.heads && !self.has_room;
+        moved.any()
     }
 
     /// Calls `group_poll`: ends what has ended, fetches up to `most_commands`, and takes all that comes out of it.
@@ -67,22 +73,25 @@ impl SandboxedGroup {
         let most = most_commands.unwrap_or(0);
         let parameters = (told as u32, most, now_ns);
         let called = instance.call_with(memory, registers, |calls| &calls.group_poll, parameters);
-        let taken = called.and_then(|()| self.take_turn(memory, registers, WriteBack::Exchange, most > 0));
+        let taken = called.and_then(|()| {
+            self.take_turn(memory, registers, WriteBack::Exchange, (most > 0).then_some(told))
+        });
         if let Err(fault) = taken {
             self.fail(fault);
         }
     }
 
-    /// Takes what a call has left. `fetches`: it may have left commands.
+    /// Takes what a call has left. `fetched_after`: it may have left commands, after having posted so many completions.
     #[inline]
     pub(super) fn take_turn(
         &mut self,
         memory: &impl DmaMemory,
         registers: &Registers,
         how: WriteBack,
-        fetches: bool,
+        fetched_after: Option<usize>,
     ) -> Result<(), Fault> {
         let Some(instance) = &mut self.instance else { return Ok(()) };
+        let fetches = fetched_after.is_some();
         let (linear, layout, data) = instance.parts();
         data.mirror.write_back(registers, layout.registers.of(linear), how);
         if self.doorbell_buffer.is_some() {
@@ -118,11 +127,13 @@ impl SandboxedGroup {
                 }
             }
         }
-        if fetches {
+        if let Some(told) = fetched_after {
             self.fetched = Fetched { places: 0..commands, shapes: self.shapes };
+            self.post_at = post_at(commands, told);
         }
         let (dma_bytes, restaged) = data.take_moved();
         self.shared.count_poll(commands as u64, dma_bytes);
+        self.level = None;
         let flags = turn.flags.get();
         // Only a call that looks for commands can say that there are no more.
         let more = restaged || flags & TurnRecord::MORE != 0;

@@ -25,14 +25,14 @@ const FORBIDDEN: [&str; 4] = ["panicked", "index out of bounds", "unwrap", "src/
 pub(crate) fn run(output: Option<&Path>) -> Result<PathBuf> {
     setup::host::for_module()?;
     let output = output.map_or_else(|| layout::target().join("module/doorbell.wasm"), Path::to_owned);
-    make(&output, &[], "s", MAX_BYTES)?;
+    make(&output, &[], None, MAX_BYTES)?;
     let upgrade = output.with_file_name("doorbell-upgrade.wasm");
-    make(&upgrade, &["--features", "upgrade"], "z", MAX_UPGRADE_BYTES)?;
+    make(&upgrade, &["--features", "upgrade"], Some("z"), MAX_UPGRADE_BYTES)?;
     Ok(output)
 }
 
-/// Builds one, checks it and puts it to `output`.
-fn make(output: &Path, features: &[&str], opt_level: &str, max_bytes: usize) -> Result<()> {
+/// Builds one, all of it at `opt_level` or as its manifest says, checks it and puts it to `output`.
+fn make(output: &Path, features: &[&str], opt_level: Option<&str>, max_bytes: usize) -> Result<()> {
     let built = build(features, opt_level)?;
     let bytes = std::fs::read(&built).with_context(|| format!("{} can't be read", built.display()))?;
     let functions = check(&bytes, max_bytes).context("the module isn't what it must be")?;
@@ -41,12 +41,17 @@ fn make(output: &Path, features: &[&str], opt_level: &str, max_bytes: usize) -> 
     Ok(())
 }
 
-fn build(features: &[&str], opt_level: &str) -> Result<PathBuf> {
+fn build(features: &[&str], opt_level: Option<&str>) -> Result<PathBuf> {
     let output = layout::target().join("module");
     let mut cargo = bare_metal::build(bare_metal::WASM, &output)?;
     let manifest = layout::workspace().join("host-wasm/module/Cargo.toml");
     cargo.args(["--quiet", "--locked", "--release", "--manifest-path"]).arg(manifest);
-    cargo.args(features).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", opt_level);
+    cargo.args(features);
+    if let Some(level) = opt_level {
+        for profile in ["profile.release", "profile.release.package.doorbell-turn"] {
+            cargo.args(["--config", &format!("{profile}.opt-level={level:?}")]);
+        }
+    }
     command::output(&mut cargo)?;
     Ok(output.join(bare_metal::WASM).join("release/doorbell_module.wasm"))
 }

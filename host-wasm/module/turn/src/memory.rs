@@ -33,7 +33,7 @@ const PAGE_BYTES: u64 = 4096;
 static mut AHEAD: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 /// Guest memory during one call.
-pub(crate) struct Guest {
+pub struct Guest {
     /// The call is `group_poll`.
     staged: bool,
     /// Guest address of the staged shadow doorbells.
@@ -52,7 +52,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     /// Every access goes to guest memory.
-    pub(crate) fn direct() -> Self {
+    pub fn direct() -> Self {
         Self {
             staged: false,
             shadow: NEVER,
@@ -65,24 +65,24 @@ impl Guest {
     }
 
     /// A window that reads `batch` submission queue entries ahead.
-    pub(crate) fn staged(batch: u32) -> Self {
+    pub fn staged(batch: u32) -> Self {
         // SAFETY: a static, read for this statement only.
         let shadow = unsafe { (*shared()).input.shadow.get() };
         Self { staged: true, shadow, batch, ..Self::direct() }
     }
 
     /// Submission queue entries read so far.
-    pub(crate) fn fetched(&self) -> u32 {
+    pub fn fetched(&self) -> u32 {
         self.fetched.get()
     }
 
     /// Records in the list of writes.
-    pub(crate) fn writes(&self) -> u32 {
+    pub fn writes(&self) -> u32 {
         self.writes.get()
     }
 
     /// Completion queue entries in it.
-    pub(crate) fn entries(&self) -> u32 {
+    pub fn entries(&self) -> u32 {
         self.entries.get()
     }
 

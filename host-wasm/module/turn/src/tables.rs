@@ -13,16 +13,16 @@ use doorbell_core::group::QueueGroup;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Queue groups of a controller.
-pub(crate) const GROUPS: usize = 16;
+pub const GROUPS: usize = 16;
 /// I/O queue pairs of a controller, and of a group.
-pub(crate) const QUEUES: usize = 64;
+pub const QUEUES: usize = 64;
 /// Commands in flight of a group: as many as the native host's, so that its states fit.
-pub(crate) const COMMANDS: usize = 1024;
+pub const COMMANDS: usize = 1024;
 /// Namespaces.
-pub(crate) const NAMESPACES: usize = 32;
+pub const NAMESPACES: usize = 32;
 
 /// Doorbell registers: the admin queue's and two for each queue pair.
-pub(crate) const REGISTERS: usize = 2 * (QUEUES + 1);
+pub const REGISTERS: usize = 2 * (QUEUES + 1);
 
 const COMPLETION_RECORDS: usize = 256;
 const COMMAND_RECORDS: usize = 32;
@@ -32,33 +32,33 @@ const CANCEL_RECORDS: usize = 4;
 const OUTPUT_RECORDS: usize = 64;
 
 /// What is shared. The host knows where from `layout`.
-pub(crate) struct Shared {
-    pub(crate) registers: [AtomicU32; REGISTERS],
-    pub(crate) shadows: [u32; REGISTERS],
-    pub(crate) completions: [CompletionRecord; COMPLETION_RECORDS],
-    pub(crate) commands: [CommandRecord; COMMAND_RECORDS],
-    pub(crate) writes: [WriteRecord; WRITE_RECORDS],
-    pub(crate) messages: [MessageRecord; MESSAGE_RECORDS],
-    pub(crate) interrupts: [u32; QUEUES],
-    pub(crate) cancels: [u64; CANCEL_RECORDS],
-    pub(crate) outputs: [MessageRecord; OUTPUT_RECORDS],
-    pub(crate) turn: TurnRecord,
-    pub(crate) input: TurnInput,
-    pub(crate) state: StateRecord,
-    pub(crate) scratch: Scratch,
+pub struct Shared {
+    pub registers: [AtomicU32; REGISTERS],
+    pub shadows: [u32; REGISTERS],
+    pub completions: [CompletionRecord; COMPLETION_RECORDS],
+    pub commands: [CommandRecord; COMMAND_RECORDS],
+    pub writes: [WriteRecord; WRITE_RECORDS],
+    pub messages: [MessageRecord; MESSAGE_RECORDS],
+    pub interrupts: [u32; QUEUES],
+    pub cancels: [u64; CANCEL_RECORDS],
+    pub outputs: [MessageRecord; OUTPUT_RECORDS],
+    pub turn: TurnRecord,
+    pub input: TurnInput,
+    pub state: StateRecord,
+    pub scratch: Scratch,
 }
 
 /// The area that records are passed in.
 #[repr(align(8))]
-pub(crate) struct Scratch(pub(crate) [u8; SCRATCH_BYTES]);
+pub struct Scratch(pub [u8; SCRATCH_BYTES]);
 
 static mut SHARED: MaybeUninit<Shared> = MaybeUninit::zeroed();
 static mut LAYOUT: [u32; LAYOUT_WORDS] = [0; LAYOUT_WORDS];
 
 /// The controller's tables.
-pub(crate) type ModuleController = Controller<GROUPS, QUEUES, NAMESPACES>;
+pub type ModuleController = Controller<GROUPS, QUEUES, NAMESPACES>;
 /// The group's tables.
-pub(crate) type ModuleGroup = QueueGroup<QUEUES, COMMANDS, NAMESPACES>;
+pub type ModuleGroup = QueueGroup<QUEUES, COMMANDS, NAMESPACES>;
 
 static mut CONTROLLER: ModuleController = Controller::blank();
 static mut GROUP: ModuleGroup = QueueGroup::blank();
@@ -66,44 +66,44 @@ static mut GROUP: ModuleGroup = QueueGroup::blank();
 /// What is shared.
 ///
 /// Only its own fields are borrowed from the pointer, one at a time.
-pub(crate) fn shared() -> *mut Shared {
+pub fn shared() -> *mut Shared {
     (&raw mut SHARED).cast()
 }
 
 /// Where the doorbell registers are. Atomics: the host stores into them while an import runs.
-pub(crate) fn registers() -> &'static Registers {
+pub fn registers() -> &'static Registers {
     // SAFETY: a static, of atomics, that is never borrowed mutably.
     unsafe { &(*shared()).registers }
 }
 
 /// The controller of this instance.
-pub(crate) fn controller() -> &'static mut ModuleController {
+pub fn controller() -> &'static mut ModuleController {
     // SAFETY: an instance has one thread, an export borrows this once, and no import calls an export.
     unsafe { &mut *(&raw mut CONTROLLER) }
 }
 
 /// The queue group of this instance.
-pub(crate) fn group() -> &'static mut ModuleGroup {
+pub fn group() -> &'static mut ModuleGroup {
     // SAFETY: as for the controller.
     unsafe { &mut *(&raw mut GROUP) }
 }
 
 /// The record at the start of the scratch area.
-pub(crate) fn scratch<R: FromBytes + Immutable + KnownLayout>() -> Option<R> {
+pub fn scratch<R: FromBytes + Immutable + KnownLayout>() -> Option<R> {
     // SAFETY: a static of bytes, all of them initialised, borrowed for this function only.
     let bytes = unsafe { &(*shared()).scratch.0 };
     R::read_from_prefix(bytes).ok().map(|(record, _)| record)
 }
 
 /// Leaves a record at the start of the scratch area.
-pub(crate) fn set_scratch<R: IntoBytes + Immutable>(record: &R) {
+pub fn set_scratch<R: IntoBytes + Immutable>(record: &R) {
     // SAFETY: a static of bytes, borrowed for this function only.
     let bytes = unsafe { &mut (*shared()).scratch.0 };
     let _fits = record.write_to_prefix(bytes);
 }
 
 /// The first `len` bytes of the scratch area, or all of them.
-pub(crate) fn scratch_bytes(len: u32) -> &'static mut [u8] {
+pub fn scratch_bytes(len: u32) -> &'static mut [u8] {
     // SAFETY: a static of bytes; the exports that ask for it do so once, and use no other access meanwhile.
     let bytes = unsafe { &mut (*shared()).scratch.0 };
     let len = (len as usize).min(SCRATCH_BYTES);
