@@ -4,19 +4,17 @@ use doorbell_abi::{
     ConfigRecord, CountersRecord, HostOutput, MessageRecord, NamespaceRecord, StateRecord, StatisticsRecord,
     namespace_error_code, reset_kind,
 };
-use doorbell_core::controller::{Controller, HostReply, NamespaceError};
+use doorbell_core::controller::{HostReply, NamespaceError};
 use doorbell_core::spec::status::Status;
 
 use crate::memory::Guest;
-use crate::tables::{controller, registers, scratch, scratch_bytes, set_scratch, shared};
+use crate::tables::{blank_controller, controller, registers, scratch, scratch_bytes, set_scratch, shared};
 
 /// Makes the controller anew, by the configuration in the scratch area.
 #[unsafe(no_mangle)]
 pub extern "C" fn controller_init() {
     if let Some(config) = scratch::<ConfigRecord>() {
-        let controller = controller();
-        *controller = Controller::blank();
-        controller.configure(config.decode());
+        blank_controller().configure(config.decode());
     }
     leave(0);
 }

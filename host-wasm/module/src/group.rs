@@ -3,12 +3,12 @@
 use doorbell_abi::{
     CommandRecord, MessageRecord, NEVER, NO_INTERRUPTS, QueueRecord, StatisticsRecord, TurnRecord,
 };
-use doorbell_core::group::{Armed, GroupConfig, QueueGroup};
+use doorbell_core::group::{Armed, GroupConfig};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
 use crate::memory::Guest;
-use crate::tables::{group, registers, scratch, set_scratch, shared};
+use crate::tables::{blank_group, group, registers, scratch, set_scratch, shared};
 
 /// Records of the list of writes that one call of the core's `poll_command` may add: the completions of what it
 /// refuses and an EventIdx for each doorbell.
@@ -23,9 +23,7 @@ static mut BATCH: u32 = 1;
 /// Makes the group anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn group_init(mdts_bytes: u32, posted_registers: u32) {
-    let group = group();
-    *group = QueueGroup::blank();
-    group.configure(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
+    blank_group().configure(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
 }
 
 /// Takes the request in the scratch area. 1: it means nothing.
