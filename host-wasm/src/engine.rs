@@ -19,7 +19,7 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// Bytes at the low end of linear memory that stay resident in a slot that nobody uses. The project's module has its
 /// stack there, its constants, and what instances touch first.
-const KEPT_BYTES: usize = 32 << 10;
+const KEPT_BYTES: usize = 16 << 10;
 
 /// What an engine is made with.
 #[derive(Clone, Copy, Debug)]
