@@ -9,45 +9,15 @@ use doorbell_core::doorbell::Registers;
 use doorbell_core::memory::{Access, DmaError, DmaMemory};
 use rustix::time::{ClockId, clock_gettime};
 use wasmtime::{
-    Caller, Linker, Memory, Store, StoreContextMut, StoreLimits, StoreLimitsBuilder, Trap, TypedFunc,
-    UpdateDeadline, WasmParams, WasmResults,
+    Caller, Linker, Memory, Store, StoreContextMut, StoreLimits, StoreLimitsBuilder, Trap, UpdateDeadline,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::Fault;
+use crate::export::{CALLS, Calls, Export, Functions, Values};
 use crate::lend::{Borrower, Lent, lend};
 use crate::mirror::{Mirror, WriteBack};
 use crate::module::Module;
-use crate::upgrade::StateCalls;
-
-/// The exports that a module must have, with the types of their parameters and results: `i` is i32, `l` is i64.
-pub(crate) const EXPORTS: [(&str, &str, &str); 25] = [
-    ("abi_version", "", "i"),
-    ("layout", "", "i"),
-    ("controller_init", "", ""),
-    ("controller_read", "ii", ""),
-    ("controller_write", "ii", ""),
-    ("controller_doorbell", "ii", ""),
-    ("controller_poll", "l", "i"),
-    ("controller_message", "i", "i"),
-    ("controller_reset", "i", ""),
-    ("controller_unmap", "ll", ""),
-    ("controller_flushed", "i", ""),
-    ("controller_statistics", "i", ""),
-    ("controller_counters", "i", ""),
-    ("controller_busy", "l", ""),
-    ("controller_temperature", "i", ""),
-    ("namespace_add", "i", "l"),
-    ("namespace_resize", "il", "l"),
-    ("namespace_remove", "i", "l"),
-    ("group_init", "ii", ""),
-    ("group_request", "", "i"),
-    ("group_poll", "iil", ""),
-    ("group_arm", "i", "i"),
-    ("group_level", "", "i"),
-    ("group_pause", "i", ""),
-    ("group_abandon", "", ""),
-];
 
 /// What a tenant may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,43 +154,13 @@ pub(crate) struct Layout {
     pub(crate) namespaces: u32,
 }
 
-/// The exports.
-#[derive(Clone)]
-pub(crate) struct Calls {
-    pub(crate) controller_init: TypedFunc<(), ()>,
-    pub(crate) controller_read: TypedFunc<(u32, u32), ()>,
-    pub(crate) controller_write: TypedFunc<(u32, u32), ()>,
-    pub(crate) controller_doorbell: TypedFunc<(u32, u32), ()>,
-    pub(crate) controller_poll: TypedFunc<u64, u32>,
-    pub(crate) controller_message: TypedFunc<u32, u32>,
-    pub(crate) controller_reset: TypedFunc<u32, ()>,
-    pub(crate) controller_unmap: TypedFunc<(u64, u64), ()>,
-    pub(crate) controller_flushed: TypedFunc<u32, ()>,
-    pub(crate) controller_statistics: TypedFunc<u32, ()>,
-    pub(crate) controller_counters: TypedFunc<u32, ()>,
-    pub(crate) controller_busy: TypedFunc<u64, ()>,
-    pub(crate) controller_temperature: TypedFunc<u32, ()>,
-    pub(crate) namespace_add: TypedFunc<u32, u64>,
-    pub(crate) namespace_resize: TypedFunc<(u32, u64), u64>,
-    pub(crate) namespace_remove: TypedFunc<u32, u64>,
-    pub(crate) group_init: TypedFunc<(u32, u32), ()>,
-    pub(crate) group_request: TypedFunc<(), u32>,
-    pub(crate) group_poll: TypedFunc<(u32, u32, u64), ()>,
-    pub(crate) group_arm: TypedFunc<u32, u32>,
-    pub(crate) group_level: TypedFunc<(), u32>,
-    pub(crate) group_pause: TypedFunc<u32, ()>,
-    pub(crate) group_abandon: TypedFunc<(), ()>,
-    pub(crate) group_statistics: Option<TypedFunc<(), ()>>,
-    pub(crate) group_queue: Option<TypedFunc<u32, u32>>,
-    pub(crate) states: Option<StateCalls>,
-}
-
 /// See the module.
 pub(crate) struct Instance {
     store: Store<Data>,
     memory: Memory,
     pub(crate) layout: Layout,
-    pub(crate) calls: Calls,
+    module: Module,
+    functions: Functions,
 }
 
 impl std::fmt::Debug for Instance {
@@ -263,43 +203,70 @@ impl Instance {
             Fault::Trap(text) if !error.is::<Trap>() => Fault::Instance(text),
             fault => fault,
         })?;
-        let memory = instance.get_memory(&mut store, "memory").ok_or(Fault::Interface("no memory"))?;
+        let memory = module.exports().memory(&instance, &mut store).ok_or(Fault::Interface("no memory"))?;
         store.data_mut().memory = Some(memory);
-        let calls = Calls::find(&instance, &mut store)?;
-        let mut made = Self { store, memory, layout: Layout::default(), calls };
-        let version = TypedFunc::<(), u32>::clone(&find(&instance, &mut made.store, "abi_version")?);
-        if made.call(|_| &version, ())? != doorbell_abi::ABI_VERSION {
-            return Err(Fault::Interface("another version of the interface"));
-        }
-        let layout = find(&instance, &mut made.store, "layout")?;
-        let at: u32 = made.call(|_| &layout, ())?;
-        made.layout = Layout::read(made.memory.data(&made.store), at).ok_or(Fault::Interface("layout"))?;
+        let mut made = Self {
+            store,
+            memory,
+            layout: Layout::default(),
+            module: module.clone(),
+            functions: Functions::new(instance),
+        };
+        made.layout = match module.layout() {
+            Some(layout) => *layout,
+            None => module.set_layout(made.ask_layout()?),
+        };
         let data = made.store.data_mut();
         data.mirror = Mirror::new(made.layout.registers.count);
         data.registers = made.layout.registers;
         Ok(made)
     }
 
+    /// Asks a fresh instance for its layout. An instance knows nothing by then that another doesn't, so they all
+    /// answer the same, and what the first has said is true of every one.
+    fn ask_layout(&mut self) -> Result<Layout, Fault> {
+        if self.call(|calls| &calls.abi_version, ())? != doorbell_abi::ABI_VERSION {
+            return Err(Fault::Interface("another version of the interface"));
+        }
+        let at = self.call(|calls| &calls.layout, ())?;
+        Layout::read(self.memory(), at).ok_or(Fault::Interface("layout"))
+    }
+
+    /// Whether the module has an export that it may leave out.
+    pub(crate) fn has<P: Values, R: Values>(
+        &self,
+        export: impl FnOnce(&'static Calls) -> &'static Export<P, R>,
+    ) -> bool {
+        self.module.exports().has(export(&CALLS))
+    }
+
     /// Calls an export that touches no guest memory.
-    pub(crate) fn call<'s, P: WasmParams + 's, R: WasmResults + 's>(
-        &'s mut self,
-        export: impl FnOnce(&'s Calls) -> &'s TypedFunc<P, R>,
+    #[inline]
+    pub(crate) fn call<P: Values, R: Values>(
+        &mut self,
+        export: impl FnOnce(&'static Calls) -> &'static Export<P, R>,
         parameters: P,
     ) -> Result<R, Fault> {
-        call(&mut self.store, export(&self.calls), parameters)
+        let Self { store, module, functions, .. } = self;
+        prepare(store);
+        functions.call(module.exports(), store, export(&CALLS), parameters).map_err(|error| fault_of(&error))
     }
 
     /// Calls an export with guest memory and doorbells.
     #[inline]
-    pub(crate) fn call_with<'s, P: WasmParams + 's, R: WasmResults + 's>(
-        &'s mut self,
+    pub(crate) fn call_with<P: Values, R: Values>(
+        &mut self,
         memory: &dyn DmaMemory,
         registers: &Registers,
-        export: impl FnOnce(&'s Calls) -> &'s TypedFunc<P, R>,
+        export: impl FnOnce(&'static Calls) -> &'static Export<P, R>,
         parameters: P,
     ) -> Result<R, Fault> {
-        let Self { store, calls, .. } = self;
-        lend(store, Some(memory), Some(registers), |store| call(store, export(calls), parameters))
+        let Self { store, module, functions, .. } = self;
+        prepare(store);
+        let result = lend(store, Some(memory), Some(registers), |store| {
+            functions.call(module.exports(), store, export(&CALLS), parameters)
+        });
+        result.map_err(|error| fault_of(&error))
     }
 
     /// Looks at the watched registers and copies what has moved into the module, shadow doorbells that were seen before
@@ -364,17 +331,13 @@ impl Instance {
     }
 }
 
+/// Before every call: what it may use begins anew.
 #[inline]
-fn call<P: WasmParams, R: WasmResults>(
-    store: &mut Store<Data>,
-    function: &TypedFunc<P, R>,
-    parameters: P,
-) -> Result<R, Fault> {
+fn prepare(store: &mut Store<Data>) {
     store.set_epoch_deadline(1);
     let data = store.data_mut();
     data.dma_left = data.quotas.dma_bytes;
     data.long_since = None;
-    function.call(&mut *store, parameters).map_err(|error| fault_of(&error))
 }
 
 #[cold]
@@ -551,46 +514,5 @@ impl Layout {
             namespaces: number(Field::Namespaces, 1024)?,
         };
         (layout.shadows.count >= layout.registers.count).then_some(layout)
-    }
-}
-
-pub(crate) fn find<P: WasmParams, R: WasmResults>(
-    instance: &wasmtime::Instance,
-    store: &mut Store<Data>,
-    name: &'static str,
-) -> Result<TypedFunc<P, R>, Fault> {
-    instance.get_typed_func(store, name).map_err(|_| Fault::Interface(name))
-}
-
-impl Calls {
-    fn find(instance: &wasmtime::Instance, store: &mut Store<Data>) -> Result<Self, Fault> {
-        Ok(Self {
-            controller_init: find(instance, store, "controller_init")?,
-            controller_read: find(instance, store, "controller_read")?,
-            controller_write: find(instance, store, "controller_write")?,
-            controller_doorbell: find(instance, store, "controller_doorbell")?,
-            controller_poll: find(instance, store, "controller_poll")?,
-            controller_message: find(instance, store, "controller_message")?,
-            controller_reset: find(instance, store, "controller_reset")?,
-            controller_unmap: find(instance, store, "controller_unmap")?,
-            controller_flushed: find(instance, store, "controller_flushed")?,
-            controller_statistics: find(instance, store, "controller_statistics")?,
-            controller_counters: find(instance, store, "controller_counters")?,
-            controller_busy: find(instance, store, "controller_busy")?,
-            controller_temperature: find(instance, store, "controller_temperature")?,
-            namespace_add: find(instance, store, "namespace_add")?,
-            namespace_resize: find(instance, store, "namespace_resize")?,
-            namespace_remove: find(instance, store, "namespace_remove")?,
-            group_init: find(instance, store, "group_init")?,
-            group_request: find(instance, store, "group_request")?,
-            group_poll: find(instance, store, "group_poll")?,
-            group_arm: find(instance, store, "group_arm")?,
-            group_level: find(instance, store, "group_level")?,
-            group_pause: find(instance, store, "group_pause")?,
-            group_abandon: find(instance, store, "group_abandon")?,
-            group_statistics: find(instance, store, "group_statistics").ok(),
-            group_queue: find(instance, store, "group_queue").ok(),
-            states: StateCalls::find(instance, store),
-        })
     }
 }

@@ -61,6 +61,7 @@
 mod controller;
 mod engine;
 mod error;
+mod export;
 mod group;
 mod guest_ram;
 mod instance;

@@ -5,14 +5,15 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest as _, Sha256};
-use wasmtime::{ExternType, InstancePre, ValType};
+use wasmtime::{ExternType, InstancePre};
 
 use crate::engine::Engine;
 use crate::error::LoadError;
-use crate::instance::{Data, EXPORTS};
+use crate::export::{Exports, is_signature};
+use crate::instance::{Data, Layout};
 
 /// Bytes that a module's file may have. The project's own has less than 64 KiB.
 pub const MAX_MODULE_BYTES: usize = 1 << 20;
@@ -30,6 +31,9 @@ struct Inner {
     engine: Engine,
     module: wasmtime::Module,
     pre: InstancePre<Data>,
+    exports: Exports,
+    /// As the first instance said.
+    layout: OnceLock<Layout>,
 }
 
 impl std::fmt::Debug for Module {
@@ -127,13 +131,15 @@ impl Module {
 
     fn checked(engine: &Engine, module: wasmtime::Module) -> Result<Self, LoadError> {
         check_imports(&module)?;
-        check_exports(&module)?;
+        let exports = Exports::find(&module)?;
         check_memory(&module, engine.config().memory_bytes)?;
         let pre = engine
             .linker()
             .instantiate_pre(&module)
             .map_err(|error| LoadError::Invalid(format!("{error:#}")))?;
-        Ok(Self { inner: Arc::new(Inner { engine: engine.clone(), module, pre }) })
+        Ok(Self {
+            inner: Arc::new(Inner { engine: engine.clone(), module, pre, exports, layout: OnceLock::new() }),
+        })
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -142,6 +148,21 @@ impl Module {
 
     pub(crate) fn pre(&self) -> &InstancePre<Data> {
         &self.inner.pre
+    }
+
+    #[inline]
+    pub(crate) fn exports(&self) -> &Exports {
+        &self.inner.exports
+    }
+
+    /// Where things are in an instance's memory, once an instance has said.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.inner.layout.get()
+    }
+
+    /// Keeps what an instance has said, unless another was first; what is kept.
+    pub(crate) fn set_layout(&self, layout: Layout) -> Layout {
+        *self.inner.layout.get_or_init(|| layout)
     }
 }
 
@@ -166,26 +187,6 @@ fn check_imports(module: &wasmtime::Module) -> Result<(), LoadError> {
         }
     }
     Ok(())
-}
-
-fn check_exports(module: &wasmtime::Module) -> Result<(), LoadError> {
-    for (name, parameters, results) in EXPORTS {
-        match module.get_export(name) {
-            Some(ExternType::Func(function)) if is_signature(&function, parameters, results) => {}
-            _ => return Err(LoadError::Export(name)),
-        }
-    }
-    Ok(())
-}
-
-/// `i` for i32, `l` for i64.
-fn is_signature(function: &wasmtime::FuncType, parameters: &str, results: &str) -> bool {
-    let letter = |value: ValType| match value {
-        ValType::I32 => 'i',
-        ValType::I64 => 'l',
-        _ => '?',
-    };
-    function.params().map(letter).eq(parameters.chars()) && function.results().map(letter).eq(results.chars())
 }
 
 fn check_memory(module: &wasmtime::Module, limit: u64) -> Result<(), LoadError> {

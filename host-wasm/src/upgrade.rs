@@ -7,10 +7,10 @@
 use doorbell_core::controller::Controller;
 use doorbell_core::engine::MoveError;
 use doorbell_core::group::QueueGroup;
-use wasmtime::{Store, TypedFunc};
 
 use crate::error::Fault;
-use crate::instance::{Data, Instance, find};
+use crate::export::Calls;
+use crate::instance::Instance;
 
 /// Tables that any state is checked in: those of the native host.
 pub(crate) type CheckedController = Controller<16, 64, 32>;
@@ -24,40 +24,15 @@ pub(crate) enum Part {
     Group,
 }
 
-/// The exports of a live upgrade, which a module may leave out, all together.
-#[derive(Clone)]
-pub(crate) struct StateCalls {
-    buffer: TypedFunc<(), u64>,
-    controller: (TypedFunc<(), u32>, TypedFunc<u32, u32>),
-    group: (TypedFunc<(), u32>, TypedFunc<u32, u32>),
-}
-
-impl StateCalls {
-    pub(crate) fn find(instance: &wasmtime::Instance, store: &mut Store<Data>) -> Option<Self> {
-        Some(Self {
-            buffer: find(instance, store, "state_buffer").ok()?,
-            controller: (
-                find(instance, store, "controller_save").ok()?,
-                find(instance, store, "controller_load").ok()?,
-            ),
-            group: (find(instance, store, "group_save").ok()?, find(instance, store, "group_load").ok()?),
-        })
-    }
-
-    fn of(&self, part: Part) -> &(TypedFunc<(), u32>, TypedFunc<u32, u32>) {
-        match part {
-            Part::Controller => &self.controller,
-            Part::Group => &self.group,
-        }
-    }
-}
-
 impl Instance {
     /// What the module saves of itself, unchecked.
     pub(crate) fn save_state(&mut self, part: Part) -> Result<&[u8], MoveError> {
-        let calls = self.state_calls()?;
-        let (at, room) = self.state_buffer(&calls)?;
-        let len = self.call(|_| &calls.of(part).0, ()).map_err(|fault| broken(&fault))? as usize;
+        let (at, room) = self.state_buffer()?;
+        let save = |calls: &'static Calls| match part {
+            Part::Controller => &calls.controller_save,
+            Part::Group => &calls.group_save,
+        };
+        let len = self.call(save, ()).map_err(|fault| broken(&fault))? as usize;
         if len == 0 || len > room {
             return Err(MoveError::Engine("the running module doesn't save its state"));
         }
@@ -66,26 +41,33 @@ impl Instance {
 
     /// Has the module go on with a state.
     pub(crate) fn load_state(&mut self, part: Part, state: &[u8]) -> Result<(), MoveError> {
-        let calls = self.state_calls()?;
-        let (at, room) = self.state_buffer(&calls)?;
+        let (at, room) = self.state_buffer()?;
+        let load = |calls: &'static Calls| match part {
+            Part::Controller => &calls.controller_load,
+            Part::Group => &calls.group_load,
+        };
         let place = self.memory_mut().get_mut(at..at + state.len()).filter(|_| state.len() <= room);
         place.ok_or(MoveError::Engine("the new module has no room for the state"))?.copy_from_slice(state);
-        match self.call(|_| &calls.of(part).1, state.len() as u32).map_err(|fault| broken(&fault))? {
+        match self.call(load, state.len() as u32).map_err(|fault| broken(&fault))? {
             0 => Ok(()),
             _ => Err(MoveError::Engine("the new module refuses the state")),
         }
     }
 
-    fn state_calls(&self) -> Result<StateCalls, MoveError> {
-        self.calls
-            .states
-            .clone()
-            .ok_or(MoveError::Engine("the module can't be upgraded while it runs: it lacks the exports for that (doorbell-upgrade.wasm has them)"))
-    }
-
-    /// Address and bytes of the buffer, inside linear memory.
-    fn state_buffer(&mut self, calls: &StateCalls) -> Result<(usize, usize), MoveError> {
-        let buffer = self.call(|_| &calls.buffer, ()).map_err(|fault| broken(&fault))?;
+    /// Address and bytes of the buffer, inside linear memory. A module has the exports of a live upgrade all together,
+    /// or leaves them out.
+    fn state_buffer(&mut self) -> Result<(usize, usize), MoveError> {
+        let all = self.has(|calls| &calls.state_buffer)
+            && self.has(|calls| &calls.controller_save)
+            && self.has(|calls| &calls.controller_load)
+            && self.has(|calls| &calls.group_save)
+            && self.has(|calls| &calls.group_load);
+        if !all {
+            return Err(MoveError::Engine(
+                "the module can't be upgraded while it runs: it lacks the exports for that (doorbell-upgrade.wasm has them)",
+            ));
+        }
+        let buffer = self.call(|calls| &calls.state_buffer, ()).map_err(|fault| broken(&fault))?;
         let (at, room) = ((buffer >> 32) as usize, buffer as u32 as usize);
         let inside = at.checked_add(room).is_some_and(|end| end <= self.memory().len());
         if inside {

@@ -4,19 +4,19 @@ use doorbell_abi::{
     ConfigRecord, CountersRecord, HostOutput, MessageRecord, NamespaceRecord, StateRecord, StatisticsRecord,
     namespace_error_code, reset_kind,
 };
-use doorbell_core::controller::{Controller, HostReply, NamespaceError};
+use doorbell_core::controller::{HostReply, NamespaceError};
 use doorbell_core::spec::status::Status;
 
 use doorbell_turn::memory::Guest;
-use doorbell_turn::tables::{controller, registers, scratch, scratch_bytes, set_scratch, shared};
+use doorbell_turn::tables::{
+    blank_controller, controller, registers, scratch, scratch_bytes, set_scratch, shared,
+};
 
 /// Makes the controller anew, by the configuration in the scratch area.
 #[unsafe(no_mangle)]
 pub extern "C" fn controller_init() {
     if let Some(config) = scratch::<ConfigRecord>() {
-        let controller = controller();
-        *controller = Controller::blank();
-        controller.configure(config.decode());
+        blank_controller().configure(config.decode());
     }
     leave(0);
 }

@@ -1,18 +1,15 @@
 //! The exports of the queue group, but for its turn.
 
 use doorbell_abi::{MessageRecord, NO_INTERRUPTS, QueueRecord, StatisticsRecord};
-use doorbell_core::group::{Armed, GroupConfig, QueueGroup};
-
+use doorbell_core::group::{Armed, GroupConfig};
 use doorbell_turn::leave;
 use doorbell_turn::memory::Guest;
-use doorbell_turn::tables::{group, registers, scratch, set_scratch};
+use doorbell_turn::tables::{blank_group, group, registers, scratch, set_scratch};
 
 /// Makes the group anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn group_init(mdts_bytes: u32, posted_registers: u32) {
-    let group = group();
-    *group = QueueGroup::blank();
-    group.configure(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
+    blank_group().configure(GroupConfig { mdts_bytes, posted_registers: posted_registers != 0 });
 }
 
 /// Takes the request in the scratch area. 1: it means nothing.

@@ -564,8 +564,11 @@ impl GroupEngine for SandboxedGroup {
 
     fn statistics(&mut self) -> GroupStatistics {
         if let Some(record) = self.report(|instance| {
-            let call = instance.calls.group_statistics.clone()?;
-            Some(instance.call(|_| &call, ()).map(|()| instance.scratch::<StatisticsRecord>()))
+            instance.has(|calls| &calls.group_statistics).then(|| {
+                instance
+                    .call(|calls| &calls.group_statistics, ())
+                    .map(|()| instance.scratch::<StatisticsRecord>())
+            })
         }) {
             self.statistics = record.decode();
         }
@@ -576,12 +579,11 @@ impl GroupEngine for SandboxedGroup {
         // As many as there can be, whatever the module says.
         for place in 0..self.queues.submission.len() as u32 {
             let record = self.report(|instance| {
-                let call = instance.calls.group_queue.clone()?;
-                Some(
+                instance.has(|calls| &calls.group_queue).then(|| {
                     instance
-                        .call(|_| &call, place)
-                        .map(|end| if end == 0 { instance.scratch::<QueueRecord>() } else { None }),
-                )
+                        .call(|calls| &calls.group_queue, place)
+                        .map(|end| if end == 0 { instance.scratch::<QueueRecord>() } else { None })
+                })
             });
             match record {
                 Some(record) => visit(record.decode()),

@@ -9,7 +9,9 @@ use crate::rig::{ENGINE, SandboxedMachine, config, layout, module};
 use crate::sabotage::{at, endless, from_call, original, poke, sabotage};
 
 /// Bytes of the module's memory (`host-wasm/module/build.rs`).
-const MEMORY_BYTES: u32 = 640 << 10;
+const MEMORY_BYTES: u32 = 128 << 10;
+
+const PAGE_BYTES: u32 = 4096;
 
 /// Tenants of one process.
 const TENANTS: usize = 1000;
@@ -83,11 +85,11 @@ fn memory_that_is_used_again_reads_zero() {
     // One slot for each of two instances, so every tenant gets the same memory.
     let engine = Engine::new(EngineConfig { instances: 2, ..EngineConfig::DEFAULT }).expect("an engine");
     let secret = 0x5ec2_e7c0;
-    // The far end of the stack, the scratch area, and the last dword of the memory: nothing initialises them.
-    let places = [256, layout()[doorbell_abi::Field::Scratch as usize] + 400, MEMORY_BYTES - 4];
+    // In every page, where nothing is initialised; in the first that is below what the stack has reached.
+    let places: Vec<u32> = (0..MEMORY_BYTES / PAGE_BYTES).map(|page| page * PAGE_BYTES + 2048).collect();
     let mark = sabotage("group_init", |scene| {
         let mut body = Vec::new();
-        for place in places {
+        for place in places.iter().copied() {
             body.extend([Instruction::I32Const(place as i32), Instruction::I32Load(at(0))]);
             // Something is there: the tenant before has left it.
             body.extend([Instruction::If(BlockType::Empty), Instruction::Unreachable, Instruction::End]);

@@ -3,6 +3,7 @@
 //! The module is built before: `cargo xtask test sandbox` does that and names it in `DOORBELL_MODULE`.
 
 mod churn;
+mod init;
 mod load;
 mod malice;
 mod rig;

@@ -1,6 +1,6 @@
 //! The sandbox module: built, and checked as a file, because what runs is the file and not its source.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +13,9 @@ const MAX_BYTES: usize = 64 << 10;
 
 /// Bytes that the file with the exports of a live upgrade may have.
 const MAX_UPGRADE_BYTES: usize = 76 << 10;
+
+/// Bytes of constants that it may have. Its tables are many times as long.
+const MAX_DATA_BYTES: usize = 1 << 10;
 
 /// What it may import, and must.
 const IMPORTS: [(&str, &str); 2] = [("doorbell", "dma_read"), ("doorbell", "dma_write")];
@@ -35,9 +38,16 @@ pub(crate) fn run(output: Option<&Path>) -> Result<PathBuf> {
 fn make(output: &Path, features: &[&str], opt_level: Option<&str>, max_bytes: usize) -> Result<()> {
     let built = build(features, opt_level)?;
     let bytes = std::fs::read(&built).with_context(|| format!("{} can't be read", built.display()))?;
-    let functions = check(&bytes, max_bytes).context("the module isn't what it must be")?;
+    let found = check(&bytes, max_bytes).context("the module isn't what it must be")?;
     std::fs::write(output, &bytes).with_context(|| format!("{} can't be written", output.display()))?;
-    println!("{}: {} bytes, {functions} functions, no path that panics", output.display(), bytes.len());
+    println!(
+        "{}: {} bytes, {} functions, no path that panics, at most {} of {} bytes of stack",
+        output.display(),
+        bytes.len(),
+        found.functions,
+        found.depth_bytes,
+        found.stack_bytes
+    );
     Ok(())
 }
 
@@ -56,6 +66,15 @@ fn build(features: &[&str], opt_level: Option<&str>) -> Result<PathBuf> {
     Ok(output.join(bare_metal::WASM).join("release/doorbell_module.wasm"))
 }
 
+/// What the check finds.
+struct Found {
+    /// Functions that can be reached.
+    functions: usize,
+    /// Bytes of stack that the deepest chain of calls needs.
+    depth_bytes: u64,
+    stack_bytes: u64,
+}
+
 /// What the check looks at.
 #[derive(Default)]
 struct Image {
@@ -67,6 +86,9 @@ struct Image {
     start: Option<u32>,
     bodies: Vec<Body>,
     memory: Option<(u64, Option<u64>)>,
+    /// Where the stack pointer, the first global, begins. Nothing lies below the stack.
+    stack_bytes: u64,
+    data_bytes: usize,
 }
 
 #[derive(Default)]
@@ -74,11 +96,15 @@ struct Body {
     calls: Vec<u32>,
     unreachable: usize,
     indirect: bool,
+    /// Bytes by which it lowers the stack pointer.
+    frame_bytes: u64,
+    /// It moves the stack pointer.
+    has_frame: bool,
 }
 
-/// Checks size, imports and memory, and that no instruction `unreachable` can be reached from an export. Returns
-/// how many functions can.
-fn check(bytes: &[u8], max_bytes: usize) -> Result<usize> {
+/// Checks size, imports and memory, that no instruction `unreachable` can be reached from an export, that the tables
+/// are zero bytes, and that the stack can't overflow.
+fn check(bytes: &[u8], max_bytes: usize) -> Result<Found> {
     ensure!(bytes.len() <= max_bytes, "it has {} bytes, more than {max_bytes}", bytes.len());
     let image = parse(bytes)?;
     let imports: BTreeSet<_> = image.imports.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
@@ -92,6 +118,11 @@ fn check(bytes: &[u8], max_bytes: usize) -> Result<usize> {
         let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
         ensure!(!found, "it holds the text {text:?}");
     }
+    ensure!(
+        image.data_bytes <= MAX_DATA_BYTES,
+        "{} bytes are initialised, more than {MAX_DATA_BYTES}: is one of the tables not zero bytes?",
+        image.data_bytes
+    );
     let mut reached = BTreeSet::new();
     let mut next: Vec<u32> = image.exported.clone();
     while let Some(function) = next.pop() {
@@ -110,7 +141,46 @@ fn check(bytes: &[u8], max_bytes: usize) -> Result<usize> {
             next.extend(&image.in_tables);
         }
     }
-    Ok(reached.len())
+    let mut depths = BTreeMap::new();
+    let mut depth_bytes = 0;
+    for &export in &image.exported {
+        depth_bytes = depth_bytes.max(image.depth(export, &mut depths)?);
+    }
+    let stack_bytes = image.stack_bytes;
+    ensure!(
+        depth_bytes <= stack_bytes,
+        "its deepest call needs {depth_bytes} bytes of stack of {stack_bytes}"
+    );
+    Ok(Found { functions: reached.len(), depth_bytes, stack_bytes })
+}
+
+impl Image {
+    /// Bytes of stack that a function and what it calls need. `depths` holds what is known, and nothing for a function
+    /// that is being looked at.
+    fn depth(&self, function: u32, depths: &mut BTreeMap<u32, Option<u64>>) -> Result<u64> {
+        let Some(index) = function.checked_sub(self.imported_functions) else { return Ok(0) };
+        match depths.insert(function, None) {
+            Some(Some(known)) => {
+                depths.insert(function, Some(known));
+                return Ok(known);
+            }
+            Some(None) => bail!("function {function} may call itself, so its stack has no bound"),
+            None => {}
+        }
+        let body = self.bodies.get(index as usize).context("a function without a body")?;
+        // One that calls nothing may use what lies below the pointer, and not move it.
+        ensure!(
+            body.frame_bytes > 0 || !body.has_frame,
+            "function {function} doesn't take its stack as compilers do"
+        );
+        let mut deepest = 0;
+        for &callee in body.calls.iter().chain(self.in_tables.iter().filter(|_| body.indirect)) {
+            deepest = deepest.max(self.depth(callee, depths)?);
+        }
+        let depth = deepest + body.frame_bytes;
+        depths.insert(function, Some(depth));
+        Ok(depth)
+    }
 }
 
 fn parse(bytes: &[u8]) -> Result<Image> {
@@ -140,6 +210,18 @@ fn parse(bytes: &[u8]) -> Result<Image> {
                     image.memory = Some((memory.initial, memory.maximum));
                 }
             }
+            Payload::GlobalSection(section) => {
+                if let Some(pointer) = section.into_iter().next()
+                    && let Operator::I32Const { value } = pointer?.init_expr.get_operators_reader().read()?
+                {
+                    image.stack_bytes = u64::from(value.cast_unsigned());
+                }
+            }
+            Payload::DataSection(section) => {
+                for data in section {
+                    image.data_bytes += data?.data.len();
+                }
+            }
             Payload::ElementSection(section) => {
                 for element in section {
                     if let wasmparser::ElementItems::Functions(functions) = element?.items {
@@ -151,8 +233,21 @@ fn parse(bytes: &[u8]) -> Result<Image> {
             }
             Payload::CodeSectionEntry(body) => {
                 let mut found = Body::default();
+                // A frame is taken by `global.get 0; i32.const BYTES; i32.sub`.
+                let mut taking = None;
                 for operator in body.get_operators_reader()? {
-                    match operator? {
+                    let operator = operator?;
+                    taking = match (&operator, taking) {
+                        (Operator::GlobalGet { global_index: 0 }, _) => Some(0),
+                        (Operator::I32Const { value }, Some(0)) => Some(value.cast_unsigned()),
+                        (Operator::I32Sub, Some(bytes)) => {
+                            found.frame_bytes = found.frame_bytes.max(u64::from(bytes));
+                            None
+                        }
+                        _ => None,
+                    };
+                    found.has_frame |= matches!(operator, Operator::GlobalSet { global_index: 0 });
+                    match operator {
                         Operator::Unreachable => found.unreachable += 1,
                         Operator::Call { function_index }
                         | Operator::ReturnCall { function_index }

@@ -14,7 +14,7 @@ use core::cell::Cell;
 use doorbell_abi::{CHECK_ONLY, NEVER, WriteRecord};
 use doorbell_core::memory::{Access, DmaError, DmaMemory};
 
-use crate::tables::{REGISTERS, shared};
+use crate::tables::{AHEAD_BYTES, REGISTERS, shared};
 
 #[link(wasm_import_module = "doorbell")]
 unsafe extern "C" {
@@ -28,9 +28,7 @@ unsafe extern "C" {
 const ENTRY_BYTES: u32 = 64;
 
 /// Bytes of the smallest memory page.
-const PAGE_BYTES: u64 = 4096;
-
-static mut AHEAD: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+const PAGE_BYTES: u64 = AHEAD_BYTES as u64;
 
 /// Guest memory during one call.
 pub struct Guest {
@@ -108,7 +106,7 @@ impl Guest {
             offset = 0;
         }
         // SAFETY: a static, borrowed for this statement only; the import that fills it is over.
-        let ahead = unsafe { &*(&raw const AHEAD) };
+        let ahead = unsafe { &(*shared()).ahead };
         let entry = ahead.get(offset as usize..).and_then(|rest| rest.first_chunk());
         *buffer = *entry.ok_or(DmaError)?;
         Ok(())
@@ -118,7 +116,9 @@ impl Guest {
         let room = (PAGE_BYTES - (address & (PAGE_BYTES - 1))) as u32;
         // A ring is page aligned, so its entries don't cross pages; if one does, it is read alone.
         let len = self.batch.wrapping_mul(ENTRY_BYTES).min(room & !(ENTRY_BYTES - 1)).max(ENTRY_BYTES);
-        read(address, &raw mut AHEAD as u32, len)?;
+        // SAFETY: only the address of a field of a static is taken.
+        let ahead = unsafe { &raw mut (*shared()).ahead };
+        read(address, ahead as u32, len)?;
         self.ahead.set((address, len));
         Ok(())
     }
