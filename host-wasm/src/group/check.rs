@@ -49,10 +49,12 @@ impl SandboxedGroup {
             }
             let command = record.decode(namespace).ok_or(Fault::Interface("a command that means nothing"))?;
             let tag = command.tag;
-            match self.outstanding.get_mut(usize::from(tag.slot)) {
+            if u32::from(tag.slot) >= instance.layout.command_slots {
+                return Err(Fault::Interface("a tag beyond the table"));
+            }
+            match slot(&mut self.outstanding, tag.slot.into()) {
                 Some(place @ None) => *place = Some(Outstanding { generation: tag.generation, nsid }),
-                Some(Some(_)) => return Err(Fault::Interface("a tag that is in use")),
-                None => return Err(Fault::Interface("a tag beyond the table")),
+                _ => return Err(Fault::Interface("a tag that is in use")),
             }
             self.outstanding_count += 1;
             return Ok(Some(command));
@@ -139,6 +141,15 @@ impl SandboxedGroup {
         }
         Ok(())
     }
+}
+
+/// The place of a slot in a table that grows with the slots that are used: a module takes low ones first.
+#[inline]
+pub(super) fn slot<T>(table: &mut Vec<Option<T>>, index: usize) -> Option<&mut Option<T>> {
+    if index >= table.len() {
+        table.resize_with(index + 1, || None);
+    }
+    table.get_mut(index)
 }
 
 /// Whether a command may be carried out as it is. `namespace` is the one that it names.

@@ -169,7 +169,6 @@ impl SandboxedGroup {
             |calls| &calls.group_init,
             (config.controller.mdts_bytes, u32::from(config.posted_registers)),
         )?;
-        self.outstanding.resize(instance.layout.command_slots as usize, None);
         if self.paused {
             instance.call(|calls| &calls.group_pause, 1)?;
         }

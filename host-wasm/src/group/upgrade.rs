@@ -11,6 +11,7 @@ use doorbell_core::state::{HEADER_BYTES, StateError};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use super::check::slot;
 use super::{Fetched, Outstanding, Queues, SandboxedGroup};
 use crate::upgrade::{CheckedGroup, FAILED, Part};
 
@@ -190,6 +191,7 @@ impl SandboxedGroup {
             return Err(MoveError::Undrained("an answer"));
         }
         let Some(instance) = &mut self.instance else { return Err(FAILED) };
+        let slots = instance.layout.command_slots as usize;
         instance.load_state(Part::Group, &bytes)?;
         checked.load(instance.save_state(Part::Group)?, |_, _| true)?;
         let mut again = vec![0; CheckedGroup::STATE_BYTES];
@@ -203,8 +205,9 @@ impl SandboxedGroup {
             *self.namespaces.get_mut(index).ok_or_else(too_small("namespaces"))? = Some(shape);
         }
         self.outstanding.fill(None);
-        for (slot, command) in records.outstanding() {
-            *self.outstanding.get_mut(slot).ok_or_else(too_small("commands"))? = Some(command);
+        for (index, command) in records.outstanding() {
+            let place = slot(&mut self.outstanding, index).filter(|_| index < slots);
+            *place.ok_or_else(too_small("commands"))? = Some(command);
         }
         self.outstanding_count = records.commands.len();
         self.queues = records.queues();
