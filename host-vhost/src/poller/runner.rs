@@ -27,6 +27,9 @@ const BATCH: usize = 32;
 /// Bytes that a batch moves before it posts the completions it has.
 const POST_BYTES: u64 = 16 << 10;
 
+/// Bytes that a command moves from which on its completion isn't kept for a call with others.
+const LARGE_BYTES: u64 = 64 << 10;
+
 /// One batch in so many has its latency measured.
 const LATENCY_SAMPLE: u32 = 16;
 
@@ -150,6 +153,7 @@ impl GroupRunner {
                 work.prefetch(next);
             }
             let tag = command.tag;
+            let is_large = command.operation.len_bytes() >= LARGE_BYTES;
             match work.start(&command, token(lane, tag)) {
                 Some(Step::Done(status)) => {
                     done.push(Ended { tag, status, sqid: command.sqid, started_ns });
@@ -172,6 +176,9 @@ impl GroupRunner {
                 // The driver may use these while the rest of the batch is copied.
                 moved_bytes = 0;
                 finish_done(group, view, done, &mut self.latencies);
+                if is_large {
+                    group.flush(view, registers);
+                }
             }
             match next {
                 Some(next) => command = next,
