@@ -27,6 +27,13 @@ impl TestGroup for ModuleGroup {
     }
 }
 
+impl ModuleGroup {
+    /// Calls of the module that were turns.
+    pub(crate) fn calls(&self) -> u64 {
+        self.1.statistics().polls
+    }
+}
+
 impl Drop for ModuleGroup {
     fn drop(&mut self) {
         // No driver, however hostile, makes the module break a rule.

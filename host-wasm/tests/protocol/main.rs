@@ -1,4 +1,4 @@
-//! The core's own tests of the queue group, run with a group inside the module.
+//! The core's own tests of the queue group, run with a group inside the module, and when the host calls it.
 //!
 //! The tables of the module have their own sizes; what a test says about them means nothing here.
 
@@ -12,6 +12,7 @@ mod life_cycle;
 #[expect(dead_code, reason = "shared with the sandbox's other tests")]
 #[path = "../sandbox/rig.rs"]
 mod rig;
+mod turns;
 
 use doorbell_core::testing::PairOf;
 
