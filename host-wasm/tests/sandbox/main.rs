@@ -4,6 +4,7 @@
 
 mod churn;
 mod init;
+mod lies;
 mod load;
 mod malice;
 mod rig;
