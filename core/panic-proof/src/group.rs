@@ -45,6 +45,7 @@ pub fn exercise() {
         group.configure(GroupConfig { mdts_bytes: dword(), posted_registers: flag() });
     }
     sink(group.in_flight() as u64);
+    sink(u64::from(group.has_waiting()));
     sink(group.dropped_events());
     group.add_statistics(statistics());
     match byte() {
