@@ -81,8 +81,11 @@ impl Copies {
             && *seen != value
         {
             *seen = value;
-            self.pending.push(index);
             moved.note(index);
+            // A driver may move one as often as it likes before it gives a reason for a turn.
+            if !self.pending.contains(&index) {
+                self.pending.push(index);
+            }
         }
     }
 
@@ -215,4 +218,27 @@ fn set(area: &mut [u8], index: u32, value: u32) {
 fn get(area: &[u8], index: u32) -> u32 {
     let at = index as usize * 4;
     area.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn a_doorbell_that_moves_on_and_on_waits_once() {
+        let registers: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let mut mirror = Mirror::new(4);
+        mirror.watch([2, 3]);
+        for value in 1..=1000 {
+            registers[3].store(value, Ordering::Relaxed);
+            assert_eq!(mirror.see_registers(&registers), Moved { tails: false, heads: true });
+        }
+        assert_eq!(mirror.registers.pending.len(), 1);
+        let mut area = [0; 16];
+        mirror.store_registers(&mut area);
+        assert_eq!(get(&area, 3), 1000);
+        assert_eq!(mirror.see_registers(&registers), Moved::default());
+    }
 }

@@ -25,12 +25,19 @@ pub struct SandboxConfig {
     pub posted_registers: bool,
     /// What a call may use.
     pub quotas: Quotas,
+    /// Places that the VMM has for the commands of a group: the slots of their tags lie below. A module that uses
+    /// others is ended.
+    pub command_slots: u16,
 }
 
 impl SandboxConfig {
-    /// [`ControllerConfig::DEFAULT`] under [`Quotas::DEFAULT`].
-    pub const DEFAULT: Self =
-        Self { controller: ControllerConfig::DEFAULT, posted_registers: false, quotas: Quotas::DEFAULT };
+    /// [`ControllerConfig::DEFAULT`] under [`Quotas::DEFAULT`], with as many places as the project's module has.
+    pub const DEFAULT: Self = Self {
+        controller: ControllerConfig::DEFAULT,
+        posted_registers: false,
+        quotas: Quotas::DEFAULT,
+        command_slots: 1024,
+    };
 }
 
 impl Default for SandboxConfig {

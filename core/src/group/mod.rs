@@ -540,12 +540,13 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.slots.occupied()
     }
 
-    /// Whether commands that have been seen wait to be fetched. Where [`QueueGroup::poll_command`] has just found
-    /// nothing they wait for an entry of their completion queue, whose head the driver has to move, or for a slot.
+    /// Whether commands may wait to be fetched. Where [`QueueGroup::poll_command`] has just found nothing they wait
+    /// for an entry of their completion queue, whose head the driver has to move, or for a slot; while no slot is
+    /// free no tail is looked at, so there may be some that nobody has seen.
     #[must_use]
     pub fn has_waiting(&self) -> bool {
         let mut active = self.active.iter().filter_map(|&index| get(&self.submission, index));
-        active.any(|submission| !submission.stopped && submission.queue.waiting() > 0)
+        self.slots.is_full() || active.any(|submission| !submission.stopped && submission.queue.waiting() > 0)
     }
 
     /// Stops fetching, so that [`QueueGroup::in_flight`] falls to 0; doorbells rung meanwhile are found after

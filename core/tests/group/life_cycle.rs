@@ -348,6 +348,8 @@ fn the_intx_level_falls_when_the_head_moves_in_the_shadow_alone() {
             assert!(!pair.asleep);
             assert!(level(&mut pair));
             assert_eq!(pair.reap(1).len(), 1);
+            // Whoever looks at the doorbells first.
+            assert_eq!(pair.fetch(), 0);
             assert!(!level(&mut pair));
         }
     }

@@ -116,7 +116,7 @@ impl DeviceShared {
     /// Says whether `source` (a group, or [`MAX_GROUPS`] for the admin queue) wants INTx asserted.
     pub fn set_level(&self, source: usize, asserted: bool) {
         let bit = 1u32 << source.min(MAX_GROUPS);
-        // Only the source itself changes its bit, and mostly it says the same again.
+        // Only the source itself sets its bit, and mostly it says the same again.
         if (self.levels.load(Ordering::Relaxed) & bit != 0) == asserted {
             return;
         }

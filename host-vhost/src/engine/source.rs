@@ -92,8 +92,12 @@ impl EngineSource {
             Hosting::Sandbox(path) => {
                 let load = |source| HostingError::Load { path: path.clone(), source };
                 let module = sandbox::module(path).map_err(load)?;
-                let config =
-                    doorbell_wasm::SandboxConfig { controller, posted_registers, ..Default::default() };
+                let config = doorbell_wasm::SandboxConfig {
+                    controller,
+                    posted_registers,
+                    command_slots: crate::device::MAX_COMMANDS as u16,
+                    ..Default::default()
+                };
                 Kind::Sandbox { path: path.clone(), sandbox: doorbell_wasm::Sandbox::new(&module, config) }
             }
         };

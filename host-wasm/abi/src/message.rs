@@ -406,6 +406,7 @@ impl TurnRecord {
     pub const WANTS_INTERRUPT: u32 = 2;
     /// A reset waits for commands in flight.
     pub const RESETTING: u32 = 4;
-    /// No command waits for an entry of its completion queue, so a head that moves is no reason for a turn.
+    /// No command, seen or unseen, waits for an entry of its completion queue or for a slot: a head that moves is no
+    /// reason for a turn, and a turn that only ends commands needn't fetch.
     pub const HAS_ROOM: u32 = 8;
 }

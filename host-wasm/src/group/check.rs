@@ -49,8 +49,16 @@ impl SandboxedGroup {
             }
             let command = record.decode(namespace).ok_or(Fault::Interface("a command that means nothing"))?;
             let tag = command.tag;
-            if u32::from(tag.slot) >= instance.layout.command_slots {
+            let slots = instance.layout.command_slots.min(self.shared.config.command_slots.into());
+            if u32::from(tag.slot) >= slots {
                 return Err(Fault::Interface("a tag beyond the table"));
+            }
+            // Until the module is told of its end a command has its slot.
+            if self.outstanding_count + self.ended.len() >= slots as usize {
+                return Err(Fault::Interface("more commands than it has slots for"));
+            }
+            if !self.queues.submission.contains(&command.sqid) {
+                return Err(Fault::Interface("a command of a queue that isn't there"));
             }
             match slot(&mut self.outstanding, tag.slot.into()) {
                 Some(place @ None) => *place = Some(Outstanding { generation: tag.generation, nsid }),
@@ -87,13 +95,24 @@ impl SandboxedGroup {
         }
     }
 
+    /// Tells the controller that the group can't go on, unless the host hasn't passed on yet that it was told so.
+    pub(super) fn note_fatal(&mut self, qid: u16) {
+        let is_fatal =
+            |message: &GroupMessage| matches!(message, GroupMessage::Event(GroupEvent::Fatal { .. }));
+        if !self.messages.iter().any(is_fatal) {
+            self.messages.push_back(GroupMessage::Event(GroupEvent::Fatal { qid }));
+        }
+    }
+
     /// A message to the controller: an answer must belong to the request under way.
     pub(super) fn check_message(&mut self, message: GroupMessage) -> Result<(), Fault> {
         let reply = match message {
             GroupMessage::Event(event) => {
-                if matches!(event, GroupEvent::Fatal { .. }) {
+                if let GroupEvent::Fatal { qid } = event {
                     // It may have given its shadow doorbells up; if not, it loads them by itself from now on.
                     self.doorbell_buffer = None;
+                    self.note_fatal(qid);
+                    return Ok(());
                 }
                 if self.messages.len() < MAX_EVENTS {
                     self.messages.push_back(message);

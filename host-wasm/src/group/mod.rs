@@ -26,6 +26,7 @@ use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
 
+use self::turn::After;
 use crate::error::Fault;
 use crate::instance::Instance;
 use crate::mirror::WriteBack;
@@ -333,7 +334,8 @@ impl SandboxedGroup {
         // What is staged here isn't new to the next look at the doorbells, which so has to lead to a turn.
         self.more |= instance.stage_registers(registers);
         let result = call(instance);
-        let result = result.and_then(|result| self.take_turn(memory, registers, how, None).map(|()| result));
+        let result =
+            result.and_then(|result| self.take_turn(memory, registers, how, After::Other).map(|()| result));
         match result {
             Ok(result) => Some(result),
             Err(fault) => {
@@ -432,16 +434,19 @@ impl GroupEngine for SandboxedGroup {
         }
         self.ended.push(completion(tag.to_u64(), status));
         let dropped = self.resetting;
+        let room = self.instance.as_ref().map_or(0, |instance| instance.layout.completions.count);
         // The driver may go on with these while the rest of a large batch is carried out.
-        if dropped || self.ended.len() >= self.post_at && !self.fetched.places.is_empty() {
+        let is_half = self.ended.len() >= self.post_at && !self.fetched.places.is_empty();
+        if dropped || is_half || self.ended.len() >= room {
             self.turn(memory, &[], Some(0), NO_INTERRUPTS);
         }
         if dropped { Completed::Dropped } else { Completed::Posted }
     }
 
     fn flush(&mut self, memory: &impl DmaMemory, registers: &Registers) {
-        if !self.ended.is_empty() && self.is_alive() {
-            let now_ns = if self.coalescing { NO_INTERRUPTS } else { 0 };
+        let now_ns = if self.coalescing { NO_INTERRUPTS } else { 0 };
+        // Each turn takes as many as the module's list holds.
+        while !self.ended.is_empty() && self.is_alive() {
             self.turn(memory, registers, Some(0), now_ns);
         }
     }
@@ -460,8 +465,9 @@ impl GroupEngine for SandboxedGroup {
 
     #[inline]
     fn wants_interrupt(&self) -> bool {
-        // What is still to be posted shares the interrupt of what has been; the turn that posts it decides.
-        self.wants_interrupt && self.ended.is_empty() || !self.interrupts.is_empty()
+        // What is still to be posted shares the interrupt of what has been: the turn that posts it decides, but for
+        // interrupts that are coalesced.
+        self.wants_interrupt && (self.coalescing || self.ended.is_empty()) || !self.interrupts.is_empty()
     }
 
     fn interrupt_deadline_ns(&self) -> Option<u64> {
@@ -477,9 +483,7 @@ impl GroupEngine for SandboxedGroup {
             return false;
         }
         // It changes only where entries are posted or a head moves.
-        if self.look_at_doorbells(memory, registers) {
-            self.level = None;
-        }
+        self.look_at_doorbells(memory, registers);
         if let Some(asserted) = self.level {
             return asserted;
         }

@@ -1,9 +1,8 @@
 //! One turn: a call of `group_poll`, and what comes out of any call of a group.
 
-use doorbell_abi::{MessageRecord, NEVER, TurnInput, TurnRecord, WriteKind, WriteRecord};
+use doorbell_abi::{MessageRecord, NEVER, NO_INTERRUPTS, TurnInput, TurnRecord, WriteKind, WriteRecord};
 use doorbell_core::doorbell::Registers;
 use doorbell_core::memory::DmaMemory;
-use doorbell_core::message::{GroupEvent, GroupMessage};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -11,6 +10,15 @@ use super::{Fetched, SandboxedGroup, post_at};
 use crate::error::Fault;
 use crate::instance::Area;
 use crate::mirror::{Moved, WriteBack};
+
+/// Which call has left something.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum After {
+    /// `group_poll`: it was told of so many completions, could fetch commands, and decided about interrupts.
+    Turn { told: usize, fetches: bool, decides: bool },
+    /// Another.
+    Other,
+}
 
 impl SandboxedGroup {
     /// Whether a turn has anything to do.
@@ -20,10 +28,10 @@ impl SandboxedGroup {
         self.more || !self.ended.is_empty()
     }
 
-    /// Looks at the doorbells; whether any has moved.
+    /// Looks at the doorbells, and notes whether they are a reason for a turn.
     #[inline]
-    pub(super) fn look_at_doorbells(&mut self, memory: &dyn DmaMemory, registers: &Registers) -> bool {
-        let Some(instance) = &mut self.instance else { return false };
+    pub(super) fn look_at_doorbells(&mut self, memory: &dyn DmaMemory, registers: &Registers) {
+        let Some(instance) = &mut self.instance else { return };
         let mirror = instance.mirror();
         let mut moved = Moved::default();
         self.staged_shadows = NEVER;
@@ -43,7 +51,9 @@ impl SandboxedGroup {
         moved = moved.or(mirror.see_registers(registers));
         // A driver moves heads one by one, and as long as nothing waits for room nobody needs to know at once.
         self.more |= moved.tails || moved.heads && !self.has_room;
-        moved.any()
+        if moved.any() {
+            self.level = None;
+        }
     }
 
     /// Calls `group_poll`: ends what has ended, fetches up to `most_commands`, and takes all that comes out of it.
@@ -56,6 +66,9 @@ impl SandboxedGroup {
         most_commands: Option<u32>,
         now_ns: u64,
     ) {
+        if !self.is_alive() {
+            return;
+        }
         let Some(instance) = &mut self.instance else { return };
         let (linear, layout, data) = instance.parts();
         data.mirror.store_registers(layout.registers.of(linear));
@@ -74,24 +87,29 @@ impl SandboxedGroup {
         let parameters = (told as u32, most, now_ns);
         let called = instance.call_with(memory, registers, |calls| &calls.group_poll, parameters);
         let taken = called.and_then(|()| {
-            self.take_turn(memory, registers, WriteBack::Exchange, (most > 0).then_some(told))
+            self.take_turn(
+                memory,
+                registers,
+                WriteBack::Exchange,
+                After::Turn { told, fetches: most > 0, decides: now_ns != NO_INTERRUPTS },
+            )
         });
         if let Err(fault) = taken {
             self.fail(fault);
         }
     }
 
-    /// Takes what a call has left. `fetched_after`: it may have left commands, after having posted so many completions.
+    /// Takes what a call has left.
     #[inline]
     pub(super) fn take_turn(
         &mut self,
         memory: &impl DmaMemory,
         registers: &Registers,
         how: WriteBack,
-        fetched_after: Option<usize>,
+        after: After,
     ) -> Result<(), Fault> {
         let Some(instance) = &mut self.instance else { return Ok(()) };
-        let fetches = fetched_after.is_some();
+        let fetches = matches!(after, After::Turn { fetches: true, .. });
         let (linear, layout, data) = instance.parts();
         data.mirror.write_back(registers, layout.registers.of(linear), how);
         if self.doorbell_buffer.is_some() {
@@ -110,6 +128,7 @@ impl SandboxedGroup {
         }
         // Entries that are posted belong to commands that have ended or never begun, so their data is there.
         data.spend(writes as u64 * 16)?;
+        let mut lost = None;
         for record in layout.writes.list::<WriteRecord>(linear, writes) {
             let kind = record.write_kind().ok_or(Fault::Interface("a write that means nothing"))?;
             let (address, dwords) = (record.address.get(), record.dwords.map(U32::get));
@@ -120,14 +139,13 @@ impl SandboxedGroup {
             };
             if written.is_err() {
                 // A queue whose memory is gone: the core would say so itself if it had written it itself.
-                let qid = self.queues.completion_at(address);
-                self.messages.push_back(GroupMessage::Event(GroupEvent::Fatal { qid }));
+                lost = Some(self.queues.completion_at(address));
                 if kind == WriteKind::Dword {
                     self.doorbell_buffer = None;
                 }
             }
         }
-        if let Some(told) = fetched_after {
+        if let After::Turn { told, fetches: true, .. } = after {
             self.fetched = Fetched { places: 0..commands, shapes: self.shapes };
             self.post_at = post_at(commands, told);
         }
@@ -138,13 +156,21 @@ impl SandboxedGroup {
         // Only a call that looks for commands can say that there are no more.
         let more = restaged || flags & TurnRecord::MORE != 0;
         self.more = more || self.more && !fetches;
+        // What has ended has left a slot to a command that may wait for one.
+        self.more |= !self.has_room && matches!(after, After::Turn { told: 1.., fetches: false, .. });
         if fetches {
             self.has_room = flags & TurnRecord::HAS_ROOM != 0;
         }
         self.wants_interrupt = flags & TurnRecord::WANTS_INTERRUPT != 0;
         self.resetting = flags & TurnRecord::RESETTING != 0;
-        self.deadline_ns = Some(turn.deadline_ns.get()).filter(|&deadline_ns| deadline_ns != NEVER);
+        // Another call leaves what was decided before as it is, unless there are new entries to decide about.
+        if writes > 0 || matches!(after, After::Turn { decides: true, .. }) {
+            self.deadline_ns = Some(turn.deadline_ns.get()).filter(|&deadline_ns| deadline_ns != NEVER);
+        }
         self.dropped_events = turn.dropped_events.get();
+        if let Some(qid) = lost {
+            self.note_fatal(qid);
+        }
         if messages | interrupts | cancels != 0 {
             self.take_lists(messages, interrupts, cancels)?;
         }

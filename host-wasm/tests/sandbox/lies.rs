@@ -2,13 +2,13 @@
 
 use doorbell_abi::Field;
 use doorbell_core::controller::NamespaceConfig;
-use doorbell_core::engine::ControllerEngine as _;
+use doorbell_core::engine::{ControllerEngine as _, GroupEngine as _};
 use doorbell_core::spec::nvm::NvmOpcode;
 use doorbell_core::testing::entry::{DataPointer, flush, on_blocks};
-use doorbell_wasm::{Fault, Module, Sandbox};
+use doorbell_wasm::{Fault, Module, Sandbox, SandboxConfig};
 use wasm_encoder::{BlockType, Instruction};
 
-use crate::rig::{ENGINE, SandboxedMachine, layout, tenant};
+use crate::rig::{ENGINE, SandboxedMachine, config, layout, module, tenant};
 use crate::sabotage::{at, original, poke, sabotage};
 
 /// Kinds of requests and answers (`ABI.md`).
@@ -120,4 +120,74 @@ fn a_read_only_namespace_is_never_written() {
     let data = DataPointer { low: machine.allocate(4096), high: 0, is_sgl: false };
     assert!(machine.execute(1, 1, on_blocks(NvmOpcode::READ, nsid, 0, 8, data)).is_none());
     ended_by(&sandbox, "a write to a read-only namespace");
+}
+
+/// A module may have more slots than the VMM has places.
+#[test]
+fn a_slot_that_the_vmm_has_no_place_for_ends_the_tenant() {
+    let config = SandboxConfig { command_slots: 4, ..config(1) };
+    let sandbox = Sandbox::new(module(), config);
+    let (controller, group) =
+        (sandbox.controller().expect("a controller"), sandbox.group().expect("a group"));
+    let mut machine = doorbell_core::testing::Machine::new(controller, vec![group]);
+    machine.add_namespace(2048);
+    assert!(machine.bring_up(1, 16));
+    machine.hold = true;
+    for _ in 0..4 {
+        let _ = machine.submit(1, flush(1));
+    }
+    machine.settle();
+    assert_eq!((machine.in_flight.len(), sandbox.last_fault()), (4, None));
+    let _ = machine.submit(1, flush(1));
+    machine.settle();
+    ended_by(&sandbox, "a tag beyond the table");
+}
+
+#[test]
+fn a_command_belongs_to_a_queue() {
+    let layout = layout();
+    let wasm = sabotage("group_poll", |scene| {
+        let mut body = original(scene, 3);
+        body.extend(poke(layout[Field::Commands as usize] + 44, 0xffff));
+        body
+    });
+    let stranger = Module::new(&ENGINE, &wasm).expect("a module that may run");
+    let (sandbox, mut machine) = tenant(&stranger, 1).expect("a tenant");
+    assert!(machine.bring_up(1, 16));
+    assert!(machine.execute(1, 1, flush(1)).is_none());
+    ended_by(&sandbox, "a queue that isn't there");
+}
+
+/// What the module gave out is read when the host takes it; by then it may be something else.
+#[test]
+fn a_command_that_changes_while_it_waits_is_checked_as_it_is() {
+    let layout = layout();
+    let second = layout[Field::Commands as usize] + 64;
+    let wasm = sabotage("group_statistics", |scene| {
+        let mut body = original(scene, 0);
+        body.extend(poke(second + 40, 9));
+        body
+    });
+    let changing = Module::new(&ENGINE, &wasm).expect("a module that may run");
+    let (sandbox, mut machine) = tenant(&changing, 1).expect("a tenant");
+    assert!(machine.bring_up(1, 16));
+    machine.hold = true;
+    let _ = machine.submit(1, flush(1));
+    let _ = machine.submit(1, flush(1));
+    let group = &mut machine.groups[0];
+    assert!(group.poll_command(&machine.memory, &machine.registers).is_some());
+    let _ = group.statistics();
+    assert!(group.poll_command(&machine.memory, &machine.registers).is_none());
+    ended_by(&sandbox, "a namespace that isn't there");
+}
+
+#[test]
+fn a_tenant_that_is_killed_is_not_called_for_its_commands_either() {
+    let (sandbox, mut machine) = with_a_command(module());
+    sandbox.kill();
+    let polls = sandbox.statistics().polls;
+    machine.hold = false;
+    machine.settle();
+    assert!(machine.in_flight.is_empty());
+    assert_eq!(sandbox.statistics().polls, polls);
 }
