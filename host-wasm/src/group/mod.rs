@@ -1,9 +1,10 @@
 //! A queue group in a sandbox: one call of the module a turn, and everything that it says checked before it is
 //! done.
 //!
-//! The host's loop calls [`GroupEngine::poll_command`]; where something has changed (a doorbell, a completion, a
-//! request) that is one call of the module, which ends what has been completed, fetches what is new and says all
-//! there is to say. Otherwise it is a look at the doorbells.
+//! The host's loop calls [`GroupEngine::poll_command`]; where there is something to do (a tail has moved, or a head that
+//! somebody waits for, a command has ended, a request has come) that is one call of the module, which ends what has been
+//! completed, fetches what is new and says all there is to say. Otherwise it is a look at the doorbells. Of a large batch
+//! a part is posted by a call of its own, so that the driver needn't wait for the rest.
 
 mod check;
 mod turn;

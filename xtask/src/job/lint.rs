@@ -10,7 +10,7 @@ pub(crate) fn run(report: &mut Report) {
         // Packages with a workspace of their own.
         for folder in ["core/panic-proof", "host-mcu/image", "host-wasm/module"] {
             let manifest = format!("{folder}/Cargo.toml");
-            command::run(&mut command::cargo(["fmt", "--check", "--manifest-path", &manifest]))?;
+            command::run(&mut command::cargo(["fmt", "--all", "--check", "--manifest-path", &manifest]))?;
         }
         Ok(())
     });
