@@ -9,6 +9,7 @@ const MEMORY_BYTES: u32 = 640 << 10;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-link-arg-cdylib=--stack-first");
+    println!("cargo::rustc-link-arg-cdylib=--compress-relocations");
     println!("cargo::rustc-link-arg-cdylib=-zstack-size={STACK_BYTES}");
     println!("cargo::rustc-link-arg-cdylib=--initial-memory={MEMORY_BYTES}");
     println!("cargo::rustc-link-arg-cdylib=--max-memory={MEMORY_BYTES}");

@@ -66,9 +66,15 @@ impl<'a> Writer<'a> {
     }
 
     pub(crate) fn record(&mut self, record: &(impl IntoBytes + Immutable)) -> Result<(), StateError> {
+        self.bytes(record.as_bytes())
+    }
+
+    // Once for all records: copied where it is known what is in a record, each would be taken apart.
+    #[inline(never)]
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         let rest = self.buffer.get_mut(self.len..).ok_or(StateError::BufferTooSmall)?;
-        record.write_to_prefix(rest).map_err(|_| StateError::BufferTooSmall)?;
-        self.len = self.len.saturating_add(size_of_val(record));
+        bytes.write_to_prefix(rest).map_err(|_| StateError::BufferTooSmall)?;
+        self.len = self.len.saturating_add(bytes.len());
         Ok(())
     }
 
