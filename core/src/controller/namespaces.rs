@@ -277,7 +277,7 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
         self.entries.get(index(nsid)?)?.as_ref()
     }
 
-    fn get_mut(&mut self, nsid: u32) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, nsid: u32) -> Option<&mut Entry> {
         self.entries.get_mut(index(nsid)?)?.as_mut()
     }
 

@@ -369,8 +369,9 @@ impl SubmissionRecord {
         posted_registers: bool,
     ) -> Result<Submission, StateError> {
         let sqid = self.qid.get();
+        self.ring.check(1)?;
         Ok(Submission {
-            queue: SubmissionQueue::restore(sqid, &self.ring, buffer, posted_registers)?,
+            queue: SubmissionQueue::restore(sqid, &self.ring, buffer, posted_registers),
             completion: self.completion.get(),
             in_flight: 0,
             stopped: flag(self.stopped)?,
@@ -418,8 +419,9 @@ impl CompletionRecord {
         posted_registers: bool,
     ) -> Result<GroupCompletion, StateError> {
         let phase = flag(self.phase)?;
+        self.ring.check(CompletionQueue::ALIGNMENT)?;
         let completion = GroupCompletion {
-            queue: CompletionQueue::restore(self.qid.get(), &self.ring, phase, buffer, posted_registers)?,
+            queue: CompletionQueue::restore(self.qid.get(), &self.ring, phase, buffer, posted_registers),
             vector: optional(self.has_vector, self.vector.get())?,
             coalesce: flag(self.coalesce)?,
             is_waiting: flag(self.is_waiting)?,

@@ -5,6 +5,7 @@ mod namespaces;
 mod queues;
 mod settings;
 
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::U16;
 
 use super::groups::{GroupSet, UnderWay};
@@ -165,8 +166,8 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     ) -> Result<(), StateError> {
         let (mut reader, _) = Reader::open(state, Kind::Controller)?;
         let record: &ControllerRecord = reader.record()?;
-        let config = record.config.restore()?;
-        let config = config.fit(&self.config, GROUPS, QUEUES)?;
+        let config = record.config.restore();
+        config.fits(&self.config, GROUPS, QUEUES)?;
         let highest_nsid = usize::from(record.highest_nsid.get());
         let groups = reader.records(config.groups.into())?;
         let queues = reader.records(config.io_queues.into())?;
@@ -176,6 +177,9 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         reader.finish()?;
 
         self.configure(config);
+        // Values out of range, flags that are none and texts that aren't printable have become others.
+        let same = ConfigRecord::new(&self.config).as_bytes() == record.config.as_bytes();
+        ensure(same, "a configuration out of range")?;
         self.load_lifecycle(record)?;
         let is_running = self.lifecycle == Lifecycle::Running;
         self.features = record.features.restore(&config)?;
@@ -185,8 +189,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.queues.load(queues)?;
         ensure(is_running || self.queues.is_empty(), "I/O queues without an admin queue")?;
         self.errors.load(record.error_capacity.get().into(), record.error_count.get(), errors)?;
-        let all = self.groups.all();
-        self.namespaces.load(highest_nsid, namespaces, changed, all, has_storage)?;
+        self.load_namespaces(highest_nsid, namespaces, changed, has_storage)?;
         self.load_admin(record)?;
         self.load_groups(record, groups)
     }

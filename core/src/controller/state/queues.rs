@@ -32,8 +32,10 @@ impl AdminQueueRecord {
         is_reserved: bool,
     ) -> Result<AdminQueue, StateError> {
         let phase = flag(self.phase)?;
-        let submission = SubmissionQueue::restore(0, &self.submission, buffer, false)?;
-        let mut completion = CompletionQueue::restore(0, &self.completion, phase, buffer, false)?;
+        self.submission.check(1)?;
+        self.completion.check(CompletionQueue::ALIGNMENT)?;
+        let submission = SubmissionQueue::restore(0, &self.submission, buffer, false);
+        let mut completion = CompletionQueue::restore(0, &self.completion, phase, buffer, false);
         ensure(
             !is_reserved || completion.reserve(),
             "a pending command without an entry for its completion",

@@ -10,6 +10,7 @@ use crate::state::controller::{ConfigRecord, FeaturesRecord, RegistersRecord};
 use crate::state::{StateError, ensure, flag};
 
 impl ConfigRecord {
+    #[inline(never)]
     pub(super) fn new(config: &ControllerConfig) -> Self {
         let ControllerConfig {
             groups,
@@ -59,8 +60,9 @@ impl ConfigRecord {
         }
     }
 
-    pub(super) fn restore(&self) -> Result<ControllerConfig, StateError> {
-        Ok(ControllerConfig {
+    /// The configuration; another one, where the record is none that [`ConfigRecord::new`] makes.
+    pub(super) fn restore(&self) -> ControllerConfig {
+        ControllerConfig {
             groups: self.groups.get(),
             io_queues: self.io_queues.get(),
             max_queue_entries: self.max_queue_entries.get(),
@@ -69,35 +71,34 @@ impl ConfigRecord {
             page_shift_min: self.page_shift_min,
             page_shift_max: self.page_shift_max,
             timeout_500ms: self.timeout_500ms,
-            doorbell_buffer: flag(self.doorbell_buffer)?,
-            sgl: flag(self.sgl)?,
-            write_cache: flag(self.write_cache)?,
+            doorbell_buffer: self.doorbell_buffer != 0,
+            sgl: self.sgl != 0,
+            write_cache: self.write_cache != 0,
             controller_id: self.controller_id.get(),
             vendor_id: self.vendor_id.get(),
             subsystem_vendor_id: self.subsystem_vendor_id.get(),
             ieee_oui: self.ieee_oui,
-            serial: text(self.serial, self.serial_len)?,
-            model: text(self.model, self.model_len)?,
-            firmware: text(self.firmware, self.firmware_len)?,
-            subsystem_nqn: text(self.subsystem_nqn, self.subsystem_nqn_len)?,
-        })
+            serial: text(&self.serial, self.serial_len),
+            model: text(&self.model, self.model_len),
+            firmware: text(&self.firmware, self.firmware_len),
+            subsystem_nqn: text(&self.subsystem_nqn, self.subsystem_nqn_len),
+        }
     }
 }
 
-fn text<const N: usize>(bytes: [u8; N], len: u8) -> Result<Ascii<N>, StateError> {
-    Ascii::from_padded(bytes, len).ok_or(StateError::Inconsistent("a text that isn't printable ASCII"))
+fn text<const N: usize>(bytes: &[u8; N], len: u8) -> Ascii<N> {
+    Ascii::from_bytes(bytes.get(..len.into()).unwrap_or_default())
 }
 
 impl ControllerConfig {
-    /// The configuration of a state, where tables of these sizes and a host that has made `own` have room for it.
-    pub(super) fn fit(self, own: &Self, groups: usize, queues: usize) -> Result<Self, StateError> {
+    /// Whether tables of these sizes and a host that has made `own` have room for the configuration of a state.
+    pub(super) fn fits(&self, own: &Self, groups: usize, queues: usize) -> Result<(), StateError> {
         if usize::from(self.groups) > groups {
             return Err(StateError::TooSmall("groups"));
         }
         if usize::from(self.io_queues) > queues {
             return Err(StateError::TooSmall("queues"));
         }
-        ensure(self.in_range(groups, queues) == self, "a configuration out of range")?;
         if self.groups != own.groups {
             return Err(StateError::Mismatch("another number of queue groups"));
         }
@@ -115,7 +116,7 @@ impl ControllerConfig {
         if own.write_cache && !self.write_cache {
             return Err(StateError::Mismatch("a volatile write cache that the guest wasn't told of"));
         }
-        Ok(self)
+        Ok(())
     }
 }
 
