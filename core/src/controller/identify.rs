@@ -152,7 +152,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         entry: Option<&Entry>,
     ) -> Result<(), Status> {
         if let Some(Entry { shape, config, .. }) = entry {
-            let bytes = u128::from(shape.size_blocks).wrapping_mul(u128::from(shape.block_bytes()));
+            let bytes = u128::from(shape.size_blocks).wrapping_shl(u32::from(shape.block_shift));
             let data = IdentifyNamespace {
                 nsze: shape.size_blocks.into(),
                 ncap: shape.size_blocks.into(),

@@ -447,7 +447,7 @@ pub(super) fn shape(config: &NamespaceConfig) -> Result<Namespace, NamespaceErro
         4096 => 12,
         _ => return Err(NamespaceError::InvalidBlockSize),
     };
-    let fits = config.size_blocks.checked_mul(u64::from(config.block_bytes)).is_some();
+    let fits = config.size_blocks.leading_zeros() >= u32::from(block_shift);
     if config.size_blocks == 0 || !fits {
         return Err(NamespaceError::InvalidSize);
     }

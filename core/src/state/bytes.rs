@@ -160,8 +160,3 @@ pub(crate) fn flag(byte: u8) -> Result<bool, StateError> {
         _ => Err(StateError::Inconsistent("a flag that is neither 0 nor 1")),
     }
 }
-
-/// A value that a flag says is there.
-pub(crate) fn optional<T>(present: u8, value: T) -> Result<Option<T>, StateError> {
-    Ok(flag(present)?.then_some(value))
-}

@@ -7,7 +7,7 @@ use crate::message::Coalescing;
 use crate::spec::feature::{EVENT_CRITICAL_WARNINGS, EVENT_NAMESPACE_ATTRIBUTE, NumberOfQueues};
 use crate::spec::register::{AQA_WRITABLE, BASE_WRITABLE, CC_WRITABLE, ControllerConfiguration};
 use crate::state::controller::{ConfigRecord, FeaturesRecord, RegistersRecord};
-use crate::state::{StateError, ensure, flag};
+use crate::state::{StateError, ensure};
 
 impl ConfigRecord {
     #[inline(never)]
@@ -137,19 +137,15 @@ impl RegistersRecord {
         }
     }
 
-    pub(super) fn restore(&self, config: &ControllerConfig) -> Result<RegisterFile, StateError> {
-        let (cc, aqa) = (self.cc.get(), self.aqa.get());
-        let (asq, acq) = (self.asq.get(), self.acq.get());
-        let reserved = cc & !CC_WRITABLE | aqa & !AQA_WRITABLE;
-        ensure(reserved == 0 && (asq | acq) & !BASE_WRITABLE == 0, "reserved bits of registers")?;
-        let mut registers = RegisterFile::new(config);
+    pub(super) fn restore(&self, registers: &mut RegisterFile) {
         registers.interrupt_mask = self.interrupt_mask.get();
-        registers.configuration = ControllerConfiguration::from_bits(cc);
-        registers.status.set_rdy(flag(self.rdy)?);
-        registers.status.set_cfs(flag(self.cfs)?);
-        registers.status.set_nssro(flag(self.nssro)?);
-        (registers.aqa, registers.asq, registers.acq) = (aqa, asq, acq);
-        Ok(registers)
+        registers.configuration = ControllerConfiguration::from_bits(self.cc.get() & CC_WRITABLE);
+        registers.status.set_rdy(self.rdy != 0);
+        registers.status.set_cfs(self.cfs != 0);
+        registers.status.set_nssro(self.nssro != 0);
+        registers.aqa = self.aqa.get() & AQA_WRITABLE;
+        registers.asq = self.asq.get() & BASE_WRITABLE;
+        registers.acq = self.acq.get() & BASE_WRITABLE;
     }
 }
 
@@ -187,19 +183,17 @@ impl FeaturesRecord {
         let queues = NumberOfQueues::from_bits(self.queues.get());
         let possible = queues.submission_z().max(queues.completion_z()) < config.io_queues;
         ensure(possible, "the number of queues")?;
-        let events = self.events.get();
-        ensure(events & !(EVENT_CRITICAL_WARNINGS | EVENT_NAMESPACE_ATTRIBUTE) == 0, "events wanted")?;
         Ok(Features {
             arbitration: self.arbitration.get(),
             power: self.power.get(),
             over_temperature: self.over_temperature.get(),
             under_temperature: self.under_temperature.get(),
-            write_cache: flag(self.write_cache)?,
+            write_cache: self.write_cache != 0,
             queues,
             coalescing: Coalescing { threshold_z: self.threshold_z, time_100us: self.time_100us },
             uncoalesced: self.uncoalesced.get(),
             write_atomicity: self.write_atomicity.get(),
-            events,
+            events: self.events.get() & (EVENT_CRITICAL_WARNINGS | EVENT_NAMESPACE_ATTRIBUTE),
         })
     }
 }
