@@ -152,14 +152,15 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         entry: Option<&Entry>,
     ) -> Result<(), Status> {
         if let Some(Entry { shape, config, .. }) = entry {
-            let bytes = u128::from(shape.size_blocks).wrapping_shl(u32::from(shape.block_shift));
+            // As many as 64 bits can count, since the namespace was added.
+            let bytes = shape.size_blocks.wrapping_shl(u32::from(shape.block_shift));
             let data = IdentifyNamespace {
                 nsze: shape.size_blocks.into(),
                 ncap: shape.size_blocks.into(),
                 nuse: shape.size_blocks.into(),
                 // Write Zeroes may deallocate, and leaves zeroes in any case.
                 dlfeat: 1 << 3 | u8::from(config.deallocated_reads_zero),
-                nvmcap: bytes.into(),
+                nvmcap: u128::from(bytes).into(),
                 nsattr: u8::from(shape.read_only),
                 nguid: config.nguid,
                 eui64: config.eui64,

@@ -126,19 +126,26 @@ impl<'a> Reader<'a> {
     where
         T: FromBytes + Immutable + KnownLayout + Unaligned,
     {
-        let (record, rest) = T::ref_from_prefix(self.rest).map_err(|_| StateError::WrongLength)?;
-        self.rest = rest;
-        Ok(record)
+        self.take(1, size_of::<T>())
+            .and_then(|bytes| T::ref_from_bytes(bytes).ok())
+            .ok_or(StateError::WrongLength)
     }
 
     pub(crate) fn records<T>(&mut self, count: usize) -> Result<&'a [T], StateError>
     where
         T: FromBytes + Immutable + KnownLayout + Unaligned,
     {
-        let (records, rest) =
-            <[T]>::ref_from_prefix_with_elems(self.rest, count).map_err(|_| StateError::WrongLength)?;
+        self.take(count, size_of::<T>())
+            .and_then(|bytes| <[T]>::ref_from_bytes(bytes).ok())
+            .ok_or(StateError::WrongLength)
+    }
+
+    // Once for all records.
+    #[inline(never)]
+    fn take(&mut self, count: usize, size: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.rest.split_at_checked(count.saturating_mul(size))?;
         self.rest = rest;
-        Ok(records)
+        Some(bytes)
     }
 
     /// Nothing may be left.
