@@ -3,8 +3,13 @@
 //! To one group at most one [`GroupRequest`] is under way at a time, with one exception: a
 //! [`GroupRequest::Reset`] may overtake any other, whose reply then never comes.
 
+mod words;
+
 use crate::namespace::Namespace;
 use crate::spec::status::Status;
+
+pub use words::MessageWords;
+pub(crate) use words::kind;
 
 /// Guest addresses of the two pages of Doorbell Buffer Config (NVM Express Base Specification 2.0,
 /// section 5.8).

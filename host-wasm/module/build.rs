@@ -18,6 +18,7 @@ fn main() {
         if upgrade { (UPGRADE_STACK_BYTES, UPGRADE_MEMORY_BYTES) } else { (STACK_BYTES, MEMORY_BYTES) };
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-link-arg-cdylib=--stack-first");
+    println!("cargo::rustc-link-arg-cdylib=--compress-relocations");
     println!("cargo::rustc-link-arg-cdylib=-zstack-size={stack}");
     println!("cargo::rustc-link-arg-cdylib=--initial-memory={memory}");
     println!("cargo::rustc-link-arg-cdylib=--max-memory={memory}");

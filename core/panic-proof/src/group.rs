@@ -6,7 +6,7 @@ use doorbell_core::doorbell::{Doorbell, DoorbellError, clear_register, head_inde
 use doorbell_core::group::{GroupConfig, QueueGroup, QueueStatistics};
 use doorbell_core::message::{
     Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupRequest,
-    GroupStatistics,
+    GroupStatistics, MessageWords,
 };
 use doorbell_core::namespace::Namespace;
 use doorbell_core::spec::queue_entry::{CommandFlags, CompletionQueueEntry, SubmissionQueueEntry};
@@ -63,8 +63,27 @@ pub fn exercise() {
     sink(u64::from(
         group.load(state, |nsid, namespace| word() ^ u64::from(nsid) == namespace.size_blocks).is_ok(),
     ));
+    sink_words(request().to_words());
+    sink_words(message().to_words());
+    sink_words(
+        GroupRequest::from_words(&words()).map_or(MessageWords::default(), |request| request.to_words()),
+    );
+    if let Some(message) = GroupMessage::from_words(&words()) {
+        sink_message(message);
+    }
     walk();
     ring();
+}
+
+/// The numbers of any message, and of none.
+fn words() -> MessageWords {
+    let q = [word(), word(), word(), word(), word(), word()];
+    MessageWords { kind: half(), a: half(), b: half(), c: half(), d: dword(), q }
+}
+
+fn sink_words(words: MessageWords) {
+    let MessageWords { kind, a, b, c, d, q: [q0, q1, ..] } = words;
+    sink(u64::from(kind) ^ u64::from(a) ^ u64::from(b) ^ u64::from(c) ^ u64::from(d) ^ q0 ^ q1);
 }
 
 /// Any request.

@@ -146,6 +146,22 @@ const fn at_most(value: u16, most: usize) -> u16 {
     if value as usize > most { most as u16 } else { value }
 }
 
+/// As much of `text` as fits, with `?` for what isn't printable ASCII; how many bytes that is.
+#[inline(never)]
+const fn copy_printable(mut target: &mut [u8], mut text: &[u8]) -> u8 {
+    let mut len: u8 = 0;
+    while let Some((first, text_rest)) = text.split_first()
+        && let Some((place, target_rest)) = target.split_first_mut()
+        && len < u8::MAX
+    {
+        *place = if matches!(*first, b' '..=b'~') { *first } else { b'?' };
+        text = text_rest;
+        target = target_rest;
+        len = len.wrapping_add(1);
+    }
+    len
+}
+
 /// Printable ASCII of at most `N` bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Ascii<const N: usize> {
@@ -181,27 +197,8 @@ impl<const N: usize> Ascii<N> {
     #[must_use]
     pub const fn from_bytes(text: &[u8]) -> Self {
         let mut made = Self { bytes: [b' '; N], len: 0 };
-        let mut source = text;
-        let mut target: &mut [u8] = &mut made.bytes;
-        let mut len: u8 = 0;
-        while let Some((first, source_rest)) = source.split_first()
-            && let Some((place, target_rest)) = target.split_first_mut()
-            && len < u8::MAX
-        {
-            *place = if matches!(*first, b' '..=b'~') { *first } else { b'?' };
-            source = source_rest;
-            target = target_rest;
-            len = len.wrapping_add(1);
-        }
-        made.len = len;
+        made.len = copy_printable(&mut made.bytes, text);
         made
-    }
-
-    /// The text of `len` bytes that is padded with spaces, or `None` where it isn't that.
-    pub(super) fn from_padded(bytes: [u8; N], len: u8) -> Option<Self> {
-        let (text, padding) = bytes.split_at_checked(len.into())?;
-        let is_printable = text.iter().all(|byte| matches!(byte, b' '..=b'~'));
-        (is_printable && padding.iter().all(|&byte| byte == b' ')).then_some(Self { bytes, len })
     }
 
     pub(super) const fn len(&self) -> u8 {

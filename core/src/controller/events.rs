@@ -145,7 +145,7 @@ impl Events {
 
     /// A log page was read without Retain Asynchronous Event: its events are cleared.
     pub(super) fn log_page_read(&mut self, page: LogId) {
-        for event in Event::ALL {
+        for event in &Event::ALL {
             if event.log_page() == page {
                 self.pending &= !event.bit();
                 self.masked &= !1u8.wrapping_shl(u32::from(event.event_type()));
@@ -169,7 +169,7 @@ impl Events {
         }
         let type_bit = |event: &Event| 1u8.wrapping_shl(u32::from(event.event_type()));
         let due = |event: &Event| self.pending & event.bit() != 0 && self.masked & type_bit(event) == 0;
-        let event = Event::ALL.into_iter().find(due)?;
+        let event = *Event::ALL.iter().find(|event| due(event))?;
         for request in &mut self.requests {
             if let Request::Held(cid) = *request {
                 *request = Request::None;

@@ -102,11 +102,11 @@ impl Features {
         match *request {
             GroupRequest::SetCoalescing(coalescing) => self.coalescing = coalescing,
             GroupRequest::SetWriteCache { enabled } => self.write_cache = enabled,
-            GroupRequest::SetVectorCoalescing { vector, enabled: true } => {
-                self.uncoalesced &= !vector_bit(vector);
-            }
-            GroupRequest::SetVectorCoalescing { vector, enabled: false } => {
+            GroupRequest::SetVectorCoalescing { vector, enabled } => {
                 self.uncoalesced |= vector_bit(vector);
+                if enabled {
+                    self.uncoalesced ^= vector_bit(vector);
+                }
             }
             _ => {}
         }
@@ -146,7 +146,13 @@ impl Features {
 }
 
 const fn vector_bit(vector: u16) -> u128 {
-    if vector < 128 { 1u128.wrapping_shl(vector as u32) } else { 0 }
+    // A shift of 128 bits by a variable is a function on machines of 64.
+    let bit = 1u64.wrapping_shl((vector & 63) as u32) as u128;
+    match vector {
+        0..=63 => bit,
+        64..=127 => bit << 64,
+        _ => 0,
+    }
 }
 
 impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ERRORS: usize>

@@ -50,39 +50,39 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             return Err(Status::INVALID_FIELD.dnr());
         }
         let nsid = command.nsid.get();
-        let writer = || self.page_writer(memory, command, 0, IDENTIFY_BYTES);
+        let mut page = self.page_writer(memory, command, 0, IDENTIFY_BYTES);
         match cns {
             Cns::NAMESPACE => {
                 let entry = self.namespaces.find(nsid)?;
-                self.write_namespace(writer(), entry)?;
+                self.write_namespace(&mut page, entry)?;
             }
-            Cns::CONTROLLER => self.write_controller(writer())?,
+            Cns::CONTROLLER => self.write_controller(&mut page)?,
             Cns::ACTIVE_NAMESPACES | Cns::COMMAND_SET_ACTIVE_NAMESPACES => {
                 if nsid >= 0xffff_fffe {
                     return Err(Status::INVALID_NAMESPACE.dnr());
                 }
-                write_list(writer(), self.namespaces.active_above(nsid))?;
+                write_list(&mut page, self.namespaces.active_above(nsid))?;
             }
             Cns::NAMESPACE_DESCRIPTORS => {
                 let entry = self.namespaces.find(nsid)?.ok_or(Status::INVALID_FIELD.dnr())?;
-                write_descriptors(writer(), entry)?;
+                write_descriptors(&mut page, entry)?;
             }
             // Without protection information or limits of its own, all of it is 0.
             Cns::COMMAND_SET_NAMESPACE => {
                 self.namespaces.find(nsid)?;
-                writer().finish()?;
             }
-            Cns::COMMAND_SET_CONTROLLER => writer().finish()?,
+            Cns::COMMAND_SET_CONTROLLER => {}
             Cns::INDEPENDENT_NAMESPACE => {
                 let entry = self.namespaces.find(nsid)?;
-                write_independent(writer(), entry)?;
+                write_independent(&mut page, entry)?;
             }
             _ => return Err(Status::INVALID_FIELD.dnr()),
         }
+        page.finish()?;
         Ok(Answer::Result(0))
     }
 
-    fn write_controller(&self, mut page: PageWriter<'_, impl DmaMemory>) -> Result<(), Status> {
+    fn write_controller(&self, page: &mut PageWriter<'_, impl DmaMemory>) -> Result<(), Status> {
         let config = &self.config;
         let capabilities = ControllerCapabilities {
             vid: config.vendor_id.into(),
@@ -107,8 +107,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         page.at(NVM_ATTRIBUTES_OFFSET, self.nvm_attributes().as_bytes())?;
         page.at(SUBNQN_OFFSET, config.subsystem_nqn.as_bytes())?;
         // Power State Descriptor 0 says nothing of power or latency.
-        page.at(POWER_STATES_OFFSET, &[0; 32])?;
-        page.finish()
+        page.at(POWER_STATES_OFFSET, &[0; 32])
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "ERRORS is bounded where the controller is made")]
@@ -149,18 +148,19 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     /// Zeroes where the namespace is inactive.
     fn write_namespace(
         &self,
-        mut page: PageWriter<'_, impl DmaMemory>,
+        page: &mut PageWriter<'_, impl DmaMemory>,
         entry: Option<&Entry>,
     ) -> Result<(), Status> {
         if let Some(Entry { shape, config, .. }) = entry {
-            let bytes = u128::from(shape.size_blocks).wrapping_mul(u128::from(shape.block_bytes()));
+            // As many as 64 bits can count, since the namespace was added.
+            let bytes = shape.size_blocks.wrapping_shl(u32::from(shape.block_shift));
             let data = IdentifyNamespace {
                 nsze: shape.size_blocks.into(),
                 ncap: shape.size_blocks.into(),
                 nuse: shape.size_blocks.into(),
                 // Write Zeroes may deallocate, and leaves zeroes in any case.
                 dlfeat: 1 << 3 | u8::from(config.deallocated_reads_zero),
-                nvmcap: bytes.into(),
+                nvmcap: u128::from(bytes).into(),
                 nsattr: u8::from(shape.read_only),
                 nguid: config.nguid,
                 eui64: config.eui64,
@@ -169,23 +169,23 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             };
             page.bytes(data.as_bytes())?;
         }
-        page.finish()
+        Ok(())
     }
 }
 
 /// A list of namespace identifiers, ended by 0 where it is not full.
 fn write_list(
-    mut page: PageWriter<'_, impl DmaMemory>,
+    page: &mut PageWriter<'_, impl DmaMemory>,
     nsids: impl Iterator<Item = u32>,
 ) -> Result<(), Status> {
     for nsid in nsids.take(NAMESPACE_LIST_ENTRIES) {
         page.bytes(&nsid.to_le_bytes())?;
     }
-    page.finish()
+    Ok(())
 }
 
 /// Namespace Identification Descriptors: type, length, two reserved bytes, identifier.
-fn write_descriptors(mut page: PageWriter<'_, impl DmaMemory>, entry: &Entry) -> Result<(), Status> {
+fn write_descriptors(page: &mut PageWriter<'_, impl DmaMemory>, entry: &Entry) -> Result<(), Status> {
     let config = &entry.config;
     let mut descriptor = |nidt: u8, length: u8, identifier: &[u8]| {
         if identifier.iter().all(|&byte| byte == 0) {
@@ -198,14 +198,13 @@ fn write_descriptors(mut page: PageWriter<'_, impl DmaMemory>, entry: &Entry) ->
     descriptor(NIDT_NGUID, 16, &config.nguid)?;
     descriptor(NIDT_UUID, 16, &config.uuid)?;
     // The NVM command set is Command Set Identifier 0.
-    page.bytes(&[NIDT_CSI, 1, 0, 0, 0])?;
-    page.finish()
+    page.bytes(&[NIDT_CSI, 1, 0, 0, 0])
 }
 
-fn write_independent(mut page: PageWriter<'_, impl DmaMemory>, entry: Option<&Entry>) -> Result<(), Status> {
+fn write_independent(page: &mut PageWriter<'_, impl DmaMemory>, entry: Option<&Entry>) -> Result<(), Status> {
     if let Some(entry) = entry {
         let nsattr = u8::from(entry.shape.read_only);
         page.bytes(IndependentNamespace { nsattr, nstat: 1, ..Default::default() }.as_bytes())?;
     }
-    page.finish()
+    Ok(())
 }

@@ -277,7 +277,7 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
         self.entries.get(index(nsid)?)?.as_ref()
     }
 
-    fn get_mut(&mut self, nsid: u32) -> Option<&mut Entry> {
+    pub(super) fn get_mut(&mut self, nsid: u32) -> Option<&mut Entry> {
         self.entries.get_mut(index(nsid)?)?.as_mut()
     }
 
@@ -447,7 +447,7 @@ pub(super) fn shape(config: &NamespaceConfig) -> Result<Namespace, NamespaceErro
         4096 => 12,
         _ => return Err(NamespaceError::InvalidBlockSize),
     };
-    let fits = config.size_blocks.checked_mul(u64::from(config.block_bytes)).is_some();
+    let fits = config.size_blocks.leading_zeros() >= u32::from(block_shift);
     if config.size_blocks == 0 || !fits {
         return Err(NamespaceError::InvalidSize);
     }

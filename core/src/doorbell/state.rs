@@ -3,7 +3,6 @@
 use super::{Doorbell, Shadow};
 use crate::message::DoorbellBuffer;
 use crate::state::group::RingRecord;
-use crate::state::{StateError, ensure};
 
 impl Doorbell {
     /// Fills in what a record says of the doorbell.
@@ -17,27 +16,21 @@ impl Doorbell {
         }
     }
 
-    /// The doorbell at `index` as it was saved. Touches neither memory nor registers.
+    /// The doorbell at `index` as it was saved. Touches neither memory nor registers. No buffer that was attached
+    /// ends beyond the last address.
     pub(crate) fn restore(
         index: u32,
         ring: &RingRecord,
         buffer: Option<DoorbellBuffer>,
         posted_registers: bool,
-    ) -> Result<Self, StateError> {
-        ensure(ring.lag.get() <= ring.size.get(), "a doorbell's lag")?;
+    ) -> Self {
         let offset = u64::from(index).wrapping_mul(4);
-        let shadow = match buffer {
-            None => None,
-            Some(buffer) => {
-                let end = StateError::Inconsistent("a doorbell buffer at the end of memory");
-                Some(Shadow {
-                    address: buffer.shadow.checked_add(offset).ok_or(end)?,
-                    event_idx: buffer.event_idx.checked_add(offset).ok_or(end)?,
-                    seen: ring.seen.get(),
-                    published: ring.published.get(),
-                })
-            }
-        };
-        Ok(Self { index, register: ring.register.get(), posted_registers, lag: ring.lag.get(), shadow })
+        let shadow = buffer.map(|buffer| Shadow {
+            address: buffer.shadow.wrapping_add(offset),
+            event_idx: buffer.event_idx.wrapping_add(offset),
+            seen: ring.seen.get(),
+            published: ring.published.get(),
+        });
+        Self { index, register: ring.register.get(), posted_registers, lag: ring.lag.get(), shadow }
     }
 }

@@ -4,7 +4,10 @@ use super::{
     ARBITRATION_BURST, EVENTS, GroupCompletion, GroupConfig, Pending, QueueGroup, QueueStatistics,
     Submission, get, get_mut, namespace_index,
 };
-use crate::message::{Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupReply};
+use crate::message::{
+    Coalescing, CommandError, DoorbellBuffer, GroupEvent, GroupMessage, GroupReply, GroupStatistics,
+    MessageWords, kind,
+};
 use crate::namespace::Namespace;
 use crate::place::Place;
 use crate::queue::{CompletionQueue, SubmissionQueue};
@@ -14,9 +17,10 @@ use crate::state::group::{
     EventRecord, NAMESPACE_BYTES, NamespaceRecord, QueueGroupRecord, ReplyRecord, SUBMISSION_BYTES,
     StatisticsRecord, SubmissionRecord,
 };
-use crate::state::{HEADER_BYTES, Kind, Reader, StateError, Writer, ensure, flag, optional};
+use crate::state::{HEADER_BYTES, Kind, Reader, StateError, Writer, ensure, flag};
 use crate::tag::Tag;
 use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromZeros, IntoBytes};
 
 impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
     QueueGroup<QUEUES, COMMANDS, NAMESPACES>
@@ -107,6 +111,7 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.paused = paused;
     }
 
+    #[inline(never)]
     fn fixed_record(&self) -> QueueGroupRecord {
         // Every field by name: a new one must be saved, or said to be derived or the host's.
         let Self {
@@ -141,31 +146,32 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             Place::Full(Pending::Abort { tag, told: false }) => (3, tag.slot),
             Place::Full(Pending::Abort { tag, told: true }) => (4, tag.slot),
         };
-        QueueGroupRecord {
-            mdts_bytes: (*mdts_bytes).into(),
-            turn: (*turn).into(),
-            burst: (*burst).into(),
-            page_shift: *page_shift,
-            write_through: (*write_through).into(),
-            threshold_z: *threshold_z,
-            time_100us: *time_100us,
-            resetting: (*resetting).into(),
-            pending,
-            pending_index: pending_index.into(),
-            has_fatal: fatal.is_some().into(),
-            has_doorbell_buffer: doorbell_buffer.is_some().into(),
-            fatal_qid: fatal.unwrap_or(0).into(),
-            doorbell_buffer: DoorbellBufferRecord::new(*doorbell_buffer),
-            reply: ReplyRecord::new(reply),
-            dropped_events: (*dropped_events).into(),
-            statistics: StatisticsRecord::new(*statistics),
-            submission_queues: count(active.len()),
-            completion_queues: count(completion.iter().flatten().count()),
-            namespaces: count(namespaces.iter().filter(|entry| entry.get().is_some()).count()),
-            events: count(events.len()),
-            used_slots: slots.used().into(),
-            commands: count(slots.occupied()),
-        }
+        // One after the other, so that a value goes straight from here to there.
+        let mut record = QueueGroupRecord::new_zeroed();
+        record.mdts_bytes = (*mdts_bytes).into();
+        record.turn = (*turn).into();
+        record.burst = (*burst).into();
+        record.page_shift = *page_shift;
+        record.write_through = (*write_through).into();
+        record.threshold_z = *threshold_z;
+        record.time_100us = *time_100us;
+        record.resetting = (*resetting).into();
+        record.pending = pending;
+        record.pending_index = pending_index.into();
+        record.has_fatal = fatal.is_some().into();
+        record.has_doorbell_buffer = doorbell_buffer.is_some().into();
+        record.fatal_qid = fatal.unwrap_or(0).into();
+        record.doorbell_buffer = DoorbellBufferRecord::new(*doorbell_buffer);
+        record.reply = ReplyRecord::new(reply);
+        record.dropped_events = (*dropped_events).into();
+        record.statistics = StatisticsRecord::new(*statistics);
+        record.submission_queues = count(active.len());
+        record.completion_queues = count(completion.iter().flatten().count());
+        record.namespaces = count(namespaces.iter().filter(|entry| entry.get().is_some()).count());
+        record.events = count(events.len());
+        record.used_slots = slots.used().into();
+        record.commands = count(slots.occupied());
+        record
     }
 
     fn load_records(
@@ -184,12 +190,14 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         ensure(self.burst < ARBITRATION_BURST, "the arbitration burst")?;
         self.page_shift = record.page_shift;
         ensure(matches!(self.page_shift, 0 | 12..=27), "the memory page size")?;
-        self.write_through = flag(record.write_through)?;
+        self.write_through = record.write_through != 0;
         self.coalescing = Coalescing { threshold_z: record.threshold_z, time_100us: record.time_100us };
-        self.resetting = flag(record.resetting)?;
-        self.fatal = optional(record.has_fatal, record.fatal_qid.get())?;
-        self.doorbell_buffer = optional(record.has_doorbell_buffer, record.doorbell_buffer.restore()?)?;
-        self.reply = record.reply.restore()?;
+        self.resetting = record.resetting != 0;
+        self.fatal = (record.has_fatal != 0).then_some(record.fatal_qid.get());
+        if record.has_doorbell_buffer != 0 {
+            self.doorbell_buffer = Some(record.doorbell_buffer.restore()?);
+        }
+        self.reply = record.reply.restore();
         self.dropped_events = record.dropped_events.get();
         self.statistics = record.statistics.restore();
 
@@ -207,19 +215,30 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
         self.load_submission_queues(submission)?;
         self.load_namespaces(namespaces, has_storage)?;
         for event in events {
-            self.events.push_back(event.restore()?).map_err(|_| StateError::Inconsistent("events"))?;
+            let impossible = StateError::Inconsistent("events");
+            let restored = event.restore().ok_or(impossible)?;
+            ensure(EventRecord::new(&restored).as_bytes() == event.as_bytes(), "an event")?;
+            self.events.push_back(restored).map_err(|_| impossible)?;
         }
         self.slots.restore(generations, free, commands)?;
         self.load_commands(commands)?;
-        self.load_pending(record)
+        self.load_pending(record)?;
+        // Numbers out of range, flags that are neither 0 nor 1, values that are absent and not 0: all of these have
+        // become others.
+        ensure(self.fixed_record().as_bytes() == record.as_bytes(), "a value that no group has")
     }
 
     fn load_completion_queues(&mut self, records: &[CompletionRecord]) -> Result<(), StateError> {
         for record in records {
             let index = record.place.get();
             ensure(self.find_completion_queue(record.qid.get()).is_none(), "a completion queue twice")?;
-            let completion = record.restore(self.doorbell_buffer, self.config.posted_registers)?;
-            if completion.unannounced > 0 {
+            record.ring.check(CompletionQueue::ALIGNMENT)?;
+            let completion = record.restore(self.doorbell_buffer, self.config.posted_registers);
+            ensure(completion.record(index).as_bytes() == record.as_bytes(), "a completion queue's flags")?;
+            let owed = completion.unannounced > 0;
+            ensure(!owed || completion.vector.is_some(), "an interrupt owed to no vector")?;
+            ensure(owed || !completion.is_waiting, "an interrupt that is owed to nothing")?;
+            if owed {
                 self.unannounced.push(index).map_err(|_| StateError::TooSmall("queues"))?;
             }
             let place = self.completion.get_mut(usize::from(index)).ok_or(StateError::TooSmall("queues"))?;
@@ -236,7 +255,9 @@ impl<const QUEUES: usize, const COMMANDS: usize, const NAMESPACES: usize>
             let completion = get(&self.completion, record.completion.get())
                 .ok_or(StateError::Inconsistent("a submission queue without a completion queue"))?;
             let cqid = completion.queue.qid;
-            let submission = record.restore(cqid, self.doorbell_buffer, self.config.posted_registers)?;
+            record.ring.check(1)?;
+            let submission = record.restore(cqid, self.doorbell_buffer, self.config.posted_registers);
+            ensure(submission.record(index).as_bytes() == record.as_bytes(), "a submission queue's flags")?;
             let place = self.submission.get_mut(usize::from(index)).ok_or(StateError::TooSmall("queues"))?;
             ensure(place.is_empty(), "two submission queues in one place")?;
             *place = Place::Full(submission);
@@ -362,18 +383,13 @@ impl Submission {
 }
 
 impl SubmissionRecord {
-    fn restore(
-        &self,
-        cqid: u16,
-        buffer: Option<DoorbellBuffer>,
-        posted_registers: bool,
-    ) -> Result<Submission, StateError> {
+    fn restore(&self, cqid: u16, buffer: Option<DoorbellBuffer>, posted_registers: bool) -> Submission {
         let sqid = self.qid.get();
-        Ok(Submission {
-            queue: SubmissionQueue::restore(sqid, &self.ring, buffer, posted_registers)?,
+        Submission {
+            queue: SubmissionQueue::restore(sqid, &self.ring, buffer, posted_registers),
             completion: self.completion.get(),
             in_flight: 0,
-            stopped: flag(self.stopped)?,
+            stopped: self.stopped != 0,
             statistics: QueueStatistics {
                 sqid,
                 cqid,
@@ -387,7 +403,7 @@ impl SubmissionRecord {
                 cq_full: self.cq_full.get(),
                 interrupts: 0,
             },
-        })
+        }
     }
 }
 
@@ -412,25 +428,17 @@ impl GroupCompletion {
 }
 
 impl CompletionRecord {
-    fn restore(
-        &self,
-        buffer: Option<DoorbellBuffer>,
-        posted_registers: bool,
-    ) -> Result<GroupCompletion, StateError> {
-        let phase = flag(self.phase)?;
-        let completion = GroupCompletion {
-            queue: CompletionQueue::restore(self.qid.get(), &self.ring, phase, buffer, posted_registers)?,
-            vector: optional(self.has_vector, self.vector.get())?,
-            coalesce: flag(self.coalesce)?,
-            is_waiting: flag(self.is_waiting)?,
+    fn restore(&self, buffer: Option<DoorbellBuffer>, posted_registers: bool) -> GroupCompletion {
+        let phase = self.phase != 0;
+        GroupCompletion {
+            queue: CompletionQueue::restore(self.qid.get(), &self.ring, phase, buffer, posted_registers),
+            vector: (self.has_vector != 0).then_some(self.vector.get()),
+            coalesce: self.coalesce != 0,
+            is_waiting: self.is_waiting != 0,
             unannounced: self.unannounced.get(),
             since_ns: self.since_ns.get(),
             interrupts: self.interrupts.get(),
-        };
-        let owed = completion.unannounced > 0;
-        ensure(!owed || completion.vector.is_some(), "an interrupt owed to no vector")?;
-        ensure(owed || !completion.is_waiting, "an interrupt that is owed to nothing")?;
-        Ok(completion)
+        }
     }
 }
 
@@ -443,8 +451,8 @@ impl NamespaceRecord {
 
     fn restore(&self) -> Result<Namespace, StateError> {
         let (size_blocks, block_shift) = (self.size_blocks.get(), self.block_shift);
-        let bytes = size_blocks.checked_mul(1u64.wrapping_shl(u32::from(block_shift)));
-        ensure(matches!(block_shift, 9 | 12) && bytes.is_some(), "a namespace's shape")?;
+        let fits = size_blocks.leading_zeros() >= u32::from(block_shift);
+        ensure(matches!(block_shift, 9 | 12) && fits, "a namespace's shape")?;
         Ok(Namespace { size_blocks, block_shift, read_only: flag(self.read_only)? })
     }
 }
@@ -452,60 +460,49 @@ impl NamespaceRecord {
 impl ReplyRecord {
     fn new(reply: &Place<GroupReply>) -> Self {
         let mut record = Self::default();
-        match *reply {
-            Place::Empty => {}
-            Place::Full(GroupReply::Done) => record.kind = 1,
-            Place::Full(GroupReply::Failed(status)) => {
-                (record.kind, record.status) = (2, status.0.into());
+        if let Place::Full(reply) = *reply {
+            let MessageWords { kind, a, q, .. } = GroupMessage::Reply(reply).to_words();
+            [record.kind, _] = kind.wrapping_sub(kind::DONE - 1).to_le_bytes();
+            match kind {
+                kind::ABORT_REPLY => [record.aborted, _] = a.to_le_bytes(),
+                _ => record.status = a.into(),
             }
-            Place::Full(GroupReply::Abort { aborted }) => {
-                (record.kind, record.aborted) = (3, aborted.into());
-            }
-            Place::Full(GroupReply::Statistics(statistics)) => {
-                (record.kind, record.statistics) = (4, StatisticsRecord::new(statistics));
-            }
-            Place::Full(GroupReply::ResetDone) => record.kind = 5,
+            record.statistics = StatisticsRecord::new(GroupStatistics::from_words(q));
         }
         record
     }
 
-    fn restore(&self) -> Result<Place<GroupReply>, StateError> {
-        Ok(Place::Full(match self.kind {
-            0 => return Ok(Place::Empty),
+    /// Another reply, where the record is none that [`ReplyRecord::new`] makes.
+    fn restore(&self) -> Place<GroupReply> {
+        Place::Full(match self.kind {
             1 => GroupReply::Done,
             2 => GroupReply::Failed(Status(self.status.get())),
-            3 => GroupReply::Abort { aborted: flag(self.aborted)? },
+            3 => GroupReply::Abort { aborted: self.aborted != 0 },
             4 => GroupReply::Statistics(self.statistics.restore()),
             5 => GroupReply::ResetDone,
-            _ => return Err(StateError::Inconsistent("a reply")),
-        }))
+            _ => return Place::Empty,
+        })
     }
 }
 
 impl EventRecord {
     fn new(event: &GroupEvent) -> Self {
-        match *event {
-            GroupEvent::InvalidDoorbell { qid, completion, value } => {
-                let completion = completion.into();
-                Self { kind: 1, completion, qid: qid.into(), value: value.into(), ..Self::default() }
-            }
-            GroupEvent::CommandError(CommandError { sqid, cid, status, lba, nsid }) => Self {
-                kind: 2,
-                completion: 0,
-                qid: sqid.into(),
-                cid: cid.into(),
-                status: status.0.into(),
-                value: nsid.into(),
-                lba: lba.into(),
-            },
-            GroupEvent::Fatal { qid } => Self { kind: 3, qid: qid.into(), ..Self::default() },
+        let MessageWords { kind, a, b, c, d, q: [lba, ..] } = GroupMessage::Event(*event).to_words();
+        let mut record =
+            Self { qid: a.into(), status: c.into(), value: d.into(), lba: lba.into(), ..Self::default() };
+        [record.kind, _] = kind.wrapping_sub(kind::INVALID_DOORBELL - 1).to_le_bytes();
+        match kind {
+            kind::INVALID_DOORBELL => [record.completion, _] = b.to_le_bytes(),
+            _ => record.cid = b.into(),
         }
+        record
     }
 
-    fn restore(&self) -> Result<GroupEvent, StateError> {
+    /// `None` where the kind is none; another event, where the record is none that [`EventRecord::new`] makes.
+    fn restore(&self) -> Option<GroupEvent> {
         let (qid, value) = (self.qid.get(), self.value.get());
-        Ok(match self.kind {
-            1 => GroupEvent::InvalidDoorbell { qid, completion: flag(self.completion)?, value },
+        Some(match self.kind {
+            1 => GroupEvent::InvalidDoorbell { qid, completion: self.completion != 0, value },
             2 => GroupEvent::CommandError(CommandError {
                 sqid: qid,
                 cid: self.cid.get(),
@@ -514,7 +511,7 @@ impl EventRecord {
                 nsid: value,
             }),
             3 => GroupEvent::Fatal { qid },
-            _ => return Err(StateError::Inconsistent("an event")),
+            _ => return None,
         })
     }
 }

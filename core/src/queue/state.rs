@@ -21,11 +21,17 @@ fn record([size, head, tail]: [u32; 3], base: u64, doorbell: &Doorbell) -> RingR
     ring
 }
 
-fn check(ring: &RingRecord) -> Result<(), StateError> {
-    ensure(SIZES.contains(&ring.size.get()), "a queue's size")?;
-    ensure(ring.head.get().max(ring.tail.get()) < ring.size.get(), "a position outside its queue")
+impl RingRecord {
+    /// Whether it can be a queue's, with entries at multiples of `alignment`.
+    pub(crate) fn check(&self, alignment: u64) -> Result<(), StateError> {
+        let (size, lag) = (self.size.get(), self.lag.get());
+        let inside = self.head.get().max(self.tail.get()) < size && lag <= size;
+        ensure(SIZES.contains(&size) && inside, "a position outside its queue, or the queue's size")?;
+        ensure(self.base.get() & alignment.wrapping_sub(1) == 0, "a queue's alignment")
+    }
 }
 
+// What is restored from must have been checked.
 impl SubmissionQueue {
     pub(crate) fn save(&self) -> RingRecord {
         let Self { qid: _, base, size, head, tail, doorbell } = *self;
@@ -37,15 +43,17 @@ impl SubmissionQueue {
         ring: &RingRecord,
         buffer: Option<DoorbellBuffer>,
         posted_registers: bool,
-    ) -> Result<Self, StateError> {
-        check(ring)?;
-        let doorbell = Doorbell::restore(tail_index(qid), ring, buffer, posted_registers)?;
+    ) -> Self {
+        let doorbell = Doorbell::restore(tail_index(qid), ring, buffer, posted_registers);
         let (head, tail) = (ring.head.get(), ring.tail.get());
-        Ok(Self { qid, base: ring.base.get(), size: ring.size.get(), head, tail, doorbell })
+        Self { qid, base: ring.base.get(), size: ring.size.get(), head, tail, doorbell }
     }
 }
 
 impl CompletionQueue {
+    /// Entries are written a dword at a time.
+    pub(crate) const ALIGNMENT: u64 = 4;
+
     /// Apart from [`CompletionQueue::phase`].
     pub(crate) fn save(&self) -> RingRecord {
         let Self { qid: _, base, size, head, tail, free: _, phase: _, doorbell } = *self;
@@ -63,14 +71,11 @@ impl CompletionQueue {
         phase: bool,
         buffer: Option<DoorbellBuffer>,
         posted_registers: bool,
-    ) -> Result<Self, StateError> {
-        check(ring)?;
-        // Entries are written a dword at a time.
-        ensure(ring.base.get() & 3 == 0, "a completion queue's alignment")?;
-        let doorbell = Doorbell::restore(head_index(qid), ring, buffer, posted_registers)?;
+    ) -> Self {
+        let doorbell = Doorbell::restore(head_index(qid), ring, buffer, posted_registers);
         let (size, head, tail) = (ring.size.get(), ring.head.get(), ring.tail.get());
         let mut queue = Self { qid, base: ring.base.get(), size, head, tail, free: 0, phase, doorbell };
         queue.free = size.wrapping_sub(1).saturating_sub(queue.unread());
-        Ok(queue)
+        queue
     }
 }

@@ -66,9 +66,15 @@ impl<'a> Writer<'a> {
     }
 
     pub(crate) fn record(&mut self, record: &(impl IntoBytes + Immutable)) -> Result<(), StateError> {
+        self.bytes(record.as_bytes())
+    }
+
+    // Once for all records: copied where it is known what is in a record, each would be taken apart.
+    #[inline(never)]
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         let rest = self.buffer.get_mut(self.len..).ok_or(StateError::BufferTooSmall)?;
-        record.write_to_prefix(rest).map_err(|_| StateError::BufferTooSmall)?;
-        self.len = self.len.saturating_add(size_of_val(record));
+        bytes.write_to_prefix(rest).map_err(|_| StateError::BufferTooSmall)?;
+        self.len = self.len.saturating_add(bytes.len());
         Ok(())
     }
 
@@ -120,19 +126,26 @@ impl<'a> Reader<'a> {
     where
         T: FromBytes + Immutable + KnownLayout + Unaligned,
     {
-        let (record, rest) = T::ref_from_prefix(self.rest).map_err(|_| StateError::WrongLength)?;
-        self.rest = rest;
-        Ok(record)
+        self.take(1, size_of::<T>())
+            .and_then(|bytes| T::ref_from_bytes(bytes).ok())
+            .ok_or(StateError::WrongLength)
     }
 
     pub(crate) fn records<T>(&mut self, count: usize) -> Result<&'a [T], StateError>
     where
         T: FromBytes + Immutable + KnownLayout + Unaligned,
     {
-        let (records, rest) =
-            <[T]>::ref_from_prefix_with_elems(self.rest, count).map_err(|_| StateError::WrongLength)?;
+        self.take(count, size_of::<T>())
+            .and_then(|bytes| <[T]>::ref_from_bytes(bytes).ok())
+            .ok_or(StateError::WrongLength)
+    }
+
+    // Once for all records.
+    #[inline(never)]
+    fn take(&mut self, count: usize, size: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.rest.split_at_checked(count.saturating_mul(size))?;
         self.rest = rest;
-        Ok(records)
+        Some(bytes)
     }
 
     /// Nothing may be left.
@@ -153,9 +166,4 @@ pub(crate) fn flag(byte: u8) -> Result<bool, StateError> {
         1 => Ok(true),
         _ => Err(StateError::Inconsistent("a flag that is neither 0 nor 1")),
     }
-}
-
-/// A value that a flag says is there.
-pub(crate) fn optional<T>(present: u8, value: T) -> Result<Option<T>, StateError> {
-    Ok(flag(present)?.then_some(value))
 }

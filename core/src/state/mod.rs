@@ -67,7 +67,7 @@ pub mod pci;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use bytes::seal;
 pub use bytes::{HEADER_BYTES, Header};
-pub(crate) use bytes::{Reader, Writer, ensure, flag, optional};
+pub(crate) use bytes::{Reader, Writer, ensure, flag};
 
 /// The version that `save` writes.
 pub const VERSION: u16 = 1;

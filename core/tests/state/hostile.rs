@@ -241,7 +241,9 @@ fn a_table_of_lies() {
     // Three submission queues, two completion queues behind the fixed record; offsets are the layout's.
     let submission = HEADER_BYTES + record;
     let completion = submission + 3 * 108;
-    let lies: [(&str, usize, &[u8]); 16] = [
+    let lies: [(&str, usize, &[u8]); 18] = [
+        ("a fatal queue where there is no fatal event", HEADER_BYTES + 18, &[1, 0]),
+        ("a reserved byte of a submission queue", submission + 7, &[1]),
         ("a burst that is over", HEADER_BYTES + 6, &[32, 0]),
         ("pages of 2 bytes", HEADER_BYTES + 8, &[1]),
         ("a pending deletion of nothing", HEADER_BYTES + 13, &[1, 9, 0]),

@@ -8,11 +8,8 @@ use wasmparser::{ExternalKind, Operator, Parser, Payload, TypeRef};
 
 use crate::{bare_metal, command, layout, setup};
 
-/// Bytes that the file may have.
+/// Bytes that the file may have, with or without the exports of a live upgrade.
 const MAX_BYTES: usize = 64 << 10;
-
-/// Bytes that the file with the exports of a live upgrade may have.
-const MAX_UPGRADE_BYTES: usize = 76 << 10;
 
 /// Bytes of constants that it may have. Its tables are many times as long.
 const MAX_DATA_BYTES: usize = 1 << 10;
@@ -28,17 +25,17 @@ const FORBIDDEN: [&str; 4] = ["panicked", "index out of bounds", "unwrap", "src/
 pub(crate) fn run(output: Option<&Path>) -> Result<PathBuf> {
     setup::host::for_module()?;
     let output = output.map_or_else(|| layout::target().join("module/doorbell.wasm"), Path::to_owned);
-    make(&output, &[], None, MAX_BYTES)?;
+    make(&output, &[], None)?;
     let upgrade = output.with_file_name("doorbell-upgrade.wasm");
-    make(&upgrade, &["--features", "upgrade"], Some("z"), MAX_UPGRADE_BYTES)?;
+    make(&upgrade, &["--features", "upgrade"], Some("z"))?;
     Ok(output)
 }
 
 /// Builds one, all of it at `opt_level` or as its manifest says, checks it and puts it to `output`.
-fn make(output: &Path, features: &[&str], opt_level: Option<&str>, max_bytes: usize) -> Result<()> {
+fn make(output: &Path, features: &[&str], opt_level: Option<&str>) -> Result<()> {
     let built = build(features, opt_level)?;
     let bytes = std::fs::read(&built).with_context(|| format!("{} can't be read", built.display()))?;
-    let found = check(&bytes, max_bytes).context("the module isn't what it must be")?;
+    let found = check(&bytes).context("the module isn't what it must be")?;
     std::fs::write(output, &bytes).with_context(|| format!("{} can't be written", output.display()))?;
     println!(
         "{}: {} bytes, {} functions, no path that panics, at most {} of {} bytes of stack",
@@ -104,8 +101,8 @@ struct Body {
 
 /// Checks size, imports and memory, that no instruction `unreachable` can be reached from an export, that the tables
 /// are zero bytes, and that the stack can't overflow.
-fn check(bytes: &[u8], max_bytes: usize) -> Result<Found> {
-    ensure!(bytes.len() <= max_bytes, "it has {} bytes, more than {max_bytes}", bytes.len());
+fn check(bytes: &[u8]) -> Result<Found> {
+    ensure!(bytes.len() <= MAX_BYTES, "it has {} bytes, more than {MAX_BYTES}", bytes.len());
     let image = parse(bytes)?;
     let imports: BTreeSet<_> = image.imports.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
     ensure!(imports == BTreeSet::from(IMPORTS), "it imports {:?}", image.imports);

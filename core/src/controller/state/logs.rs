@@ -7,7 +7,7 @@ use super::super::events::{Events, Request};
 use super::super::smart::{Smart, SmartCounters};
 use crate::spec::status::Status;
 use crate::state::controller::{ErrorRecord, EventRequestRecord, EventsRecord, SmartRecord};
-use crate::state::{StateError, Writer, ensure, optional};
+use crate::state::{StateError, Writer, ensure};
 
 /// Every bit of an event, and of an event type.
 const EVENT_BITS: u8 = 0b1111;
@@ -24,20 +24,15 @@ impl EventsRecord {
         Self { requests, pending, masked, reserved: U16::ZERO }
     }
 
-    pub(super) fn restore(&self) -> Result<Events, StateError> {
-        let (pending, masked) = (self.pending, self.masked);
-        ensure(pending & !EVENT_BITS == 0 && masked & !TYPE_BITS == 0, "events")?;
-        let mut events = Events::new();
-        (events.pending, events.masked) = (pending, masked);
+    pub(super) fn restore(&self, events: &mut Events) {
+        (events.pending, events.masked) = (self.pending & EVENT_BITS, self.masked & TYPE_BITS);
         for (record, request) in self.requests.iter().zip(&mut events.requests) {
             *request = match record.kind {
-                0 => Request::None,
                 1 => Request::Held(record.cid.get()),
                 2 => Request::Aborted(record.cid.get()),
-                _ => return Err(StateError::Inconsistent("event requests")),
+                _ => Request::None,
             };
         }
-        Ok(events)
     }
 }
 
@@ -124,7 +119,7 @@ impl SmartRecord {
         }
     }
 
-    pub(super) fn restore(&self) -> Result<Smart, StateError> {
+    pub(super) fn restore(&self) -> Smart {
         let base = SmartCounters {
             bytes_read: self.bytes_read.get(),
             bytes_written: self.bytes_written.get(),
@@ -137,7 +132,7 @@ impl SmartRecord {
             media_errors: self.media_errors.get(),
             error_log_entries: self.error_log_entries.get(),
         };
-        let started_ns = optional(self.has_started, self.started_ns.get())?;
-        Ok(Smart { base, started_ns, now_ns: self.now_ns.get(), temperature: self.temperature.get() })
+        let started_ns = (self.has_started != 0).then_some(self.started_ns.get());
+        Smart { base, started_ns, now_ns: self.now_ns.get(), temperature: self.temperature.get() }
     }
 }

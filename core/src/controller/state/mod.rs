@@ -5,11 +5,11 @@ mod namespaces;
 mod queues;
 mod settings;
 
-use zerocopy::little_endian::U16;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::groups::{GroupSet, UnderWay};
 use super::lifecycle::{Lifecycle, Shutdown};
-use super::{Controller, ControllerConfig, PendingCommand};
+use super::{Controller, ControllerConfig};
 use crate::namespace::Namespace;
 use crate::place::Place;
 use crate::state::controller::{
@@ -17,7 +17,7 @@ use crate::state::controller::{
     GroupRecord, NAMESPACE_BYTES, PendingRecord, QUEUE_BYTES, RegistersRecord, SmartRecord,
 };
 use crate::state::group::{DoorbellBufferRecord, StatisticsRecord};
-use crate::state::{HEADER_BYTES, Kind, Reader, StateError, Writer, ensure, flag, optional};
+use crate::state::{HEADER_BYTES, Kind, Reader, StateError, Writer, ensure};
 
 impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ERRORS: usize>
     Controller<GROUPS, QUEUES, NAMESPACES, ERRORS>
@@ -94,6 +94,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.errors.capacity() as u16
     }
 
+    #[inline(never)]
     fn fixed_record(&self) -> ControllerRecord {
         // Every field by name: a new one must be saved, or said to be derived.
         let Self {
@@ -116,46 +117,46 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             smart,
             statistics: _,
         } = self;
-        ControllerRecord {
-            config: ConfigRecord::new(config),
-            registers: RegistersRecord::new(registers),
-            lifecycle: match lifecycle {
-                Lifecycle::Disabled => 0,
-                Lifecycle::Enabling => 1,
-                Lifecycle::Running => 2,
-                Lifecycle::Failed => 3,
-                Lifecycle::Resetting => 4,
-            },
-            shutdown: match shutdown {
-                Shutdown::None => 0,
-                Shutdown::Quiescing { abrupt: false } => 1,
-                Shutdown::Quiescing { abrupt: true } => 2,
-                Shutdown::FlushDue { abrupt: false } => 3,
-                Shutdown::FlushDue { abrupt: true } => 4,
-                Shutdown::Flushing => 5,
-                Shutdown::Complete => 6,
-            },
-            flush_under_way: (*flush_under_way).into(),
-            page_shift: *page_shift,
-            interrupt_due: (*interrupt_due).into(),
-            has_doorbell_buffer: doorbell_buffer.is_some().into(),
-            reserved: U16::ZERO,
-            doorbell_buffer: DoorbellBufferRecord::new(*doorbell_buffer),
-            admin: admin.as_ref().map_or_else(AdminQueueRecord::default, AdminQueueRecord::new),
-            pending: PendingRecord::new(pending.as_ref()),
-            features: FeaturesRecord::new(features),
-            events: EventsRecord::new(events),
-            smart: SmartRecord::new(smart),
-            error_count: errors.count().into(),
-            reset_due: groups.reset_due.0.into(),
-            clear_due: groups.clear_due.0.into(),
-            command_due: groups.command_due.0.into(),
-            command_sent: groups.command_sent.0.into(),
-            highest_nsid: self.highest_nsid().into(),
-            namespaces: namespaces.count().into(),
-            error_capacity: self.error_capacity().into(),
-            errors: errors.len().into(),
-        }
+        // One after the other, so that a value goes straight from here to there.
+        let mut record = ControllerRecord::new_zeroed();
+        record.config = ConfigRecord::new(config);
+        record.registers = RegistersRecord::new(registers);
+        record.lifecycle = match lifecycle {
+            Lifecycle::Disabled => 0,
+            Lifecycle::Enabling => 1,
+            Lifecycle::Running => 2,
+            Lifecycle::Failed => 3,
+            Lifecycle::Resetting => 4,
+        };
+        record.shutdown = match shutdown {
+            Shutdown::None => 0,
+            Shutdown::Quiescing { abrupt: false } => 1,
+            Shutdown::Quiescing { abrupt: true } => 2,
+            Shutdown::FlushDue { abrupt: false } => 3,
+            Shutdown::FlushDue { abrupt: true } => 4,
+            Shutdown::Flushing => 5,
+            Shutdown::Complete => 6,
+        };
+        record.flush_under_way = (*flush_under_way).into();
+        record.page_shift = *page_shift;
+        record.interrupt_due = (*interrupt_due).into();
+        record.has_doorbell_buffer = doorbell_buffer.is_some().into();
+        record.doorbell_buffer = DoorbellBufferRecord::new(*doorbell_buffer);
+        record.admin = admin.as_ref().map_or_else(AdminQueueRecord::default, AdminQueueRecord::new);
+        record.pending = PendingRecord::new(pending.as_ref());
+        record.features = FeaturesRecord::new(features);
+        record.events = EventsRecord::new(events);
+        record.smart = SmartRecord::new(smart);
+        record.error_count = errors.count().into();
+        record.reset_due = groups.reset_due.0.into();
+        record.clear_due = groups.clear_due.0.into();
+        record.command_due = groups.command_due.0.into();
+        record.command_sent = groups.command_sent.0.into();
+        record.highest_nsid = self.highest_nsid().into();
+        record.namespaces = namespaces.count().into();
+        record.error_capacity = self.error_capacity().into();
+        record.errors = errors.len().into();
+        record
     }
 
     fn load_records(
@@ -165,8 +166,8 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     ) -> Result<(), StateError> {
         let (mut reader, _) = Reader::open(state, Kind::Controller)?;
         let record: &ControllerRecord = reader.record()?;
-        let config = record.config.restore()?;
-        let config = config.fit(&self.config, GROUPS, QUEUES)?;
+        let config = record.config.restore();
+        config.fits(&self.config, GROUPS, QUEUES)?;
         let highest_nsid = usize::from(record.highest_nsid.get());
         let groups = reader.records(config.groups.into())?;
         let queues = reader.records(config.io_queues.into())?;
@@ -179,16 +180,18 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         self.load_lifecycle(record)?;
         let is_running = self.lifecycle == Lifecycle::Running;
         self.features = record.features.restore(&config)?;
-        self.events = record.events.restore()?;
+        record.events.restore(&mut self.events);
         ensure(is_running || self.events.holds_nothing(), "event requests without an admin queue")?;
-        self.smart = record.smart.restore()?;
+        self.smart = record.smart.restore();
         self.queues.load(queues)?;
         ensure(is_running || self.queues.is_empty(), "I/O queues without an admin queue")?;
         self.errors.load(record.error_capacity.get().into(), record.error_count.get(), errors)?;
-        let all = self.groups.all();
-        self.namespaces.load(highest_nsid, namespaces, changed, all, has_storage)?;
+        self.load_namespaces(highest_nsid, namespaces, changed, has_storage)?;
         self.load_admin(record)?;
-        self.load_groups(record, groups)
+        self.load_groups(record, groups)?;
+        // Numbers out of range, flags that are neither 0 nor 1, reserved bits, texts that aren't printable, values
+        // that are absent and not 0: all of these have become others.
+        ensure(self.fixed_record().as_bytes() == record.as_bytes(), "a value that no controller has")
     }
 
     fn load_lifecycle(&mut self, record: &ControllerRecord) -> Result<(), StateError> {
@@ -197,8 +200,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             1 => Lifecycle::Enabling,
             2 => Lifecycle::Running,
             3 => Lifecycle::Failed,
-            4 => Lifecycle::Resetting,
-            _ => return Err(StateError::Inconsistent("where the controller is in its life")),
+            _ => Lifecycle::Resetting,
         };
         let (shutdown, shst) = match record.shutdown {
             0 => (Shutdown::None, 0),
@@ -207,13 +209,12 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             3 => (Shutdown::FlushDue { abrupt: false }, 1),
             4 => (Shutdown::FlushDue { abrupt: true }, 1),
             5 => (Shutdown::Flushing, 1),
-            6 => (Shutdown::Complete, 2),
-            _ => return Err(StateError::Inconsistent("where the shutdown is")),
+            _ => (Shutdown::Complete, 2),
         };
         self.shutdown = shutdown;
-        self.flush_under_way = flag(record.flush_under_way)?;
+        self.flush_under_way = record.flush_under_way != 0;
         ensure(shutdown != Shutdown::Flushing || self.flush_under_way, "a flush that nobody was asked for")?;
-        self.registers = record.registers.restore(&self.config)?;
+        record.registers.restore(&mut self.registers);
         self.registers.status.set_shst(shst);
         let is_enabled = self.registers.configuration.en();
         let (rdy, cfs) = (self.registers.status.rdy(), self.registers.status.cfs());
@@ -227,7 +228,7 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
         ensure(possible, "CC and CSTS")?;
         self.page_shift = record.page_shift;
         ensure((12..=27).contains(&self.page_shift), "the memory page size")?;
-        self.interrupt_due = flag(record.interrupt_due)?;
+        self.interrupt_due = record.interrupt_due != 0;
         ensure(
             self.lifecycle == Lifecycle::Running || !self.interrupt_due,
             "an interrupt without admin queue",
@@ -238,13 +239,16 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
     /// waits for groups.
     fn load_admin(&mut self, record: &ControllerRecord) -> Result<(), StateError> {
         let is_running = self.lifecycle == Lifecycle::Running;
-        self.doorbell_buffer = optional(record.has_doorbell_buffer, record.doorbell_buffer.restore()?)?;
+        if record.has_doorbell_buffer != 0 {
+            self.doorbell_buffer = Some(record.doorbell_buffer.restore()?);
+        }
         let is_serving = is_running && self.shutdown == Shutdown::None;
         ensure(is_serving || self.doorbell_buffer.is_none(), "doorbell buffers without a driver")?;
-        if flag(record.pending.is_there)? {
+        if record.pending.is_there != 0 {
+            let pending = record.pending.restore().filter(|pending| self.is_possible(&pending.request));
+            let impossible = StateError::Inconsistent("what a pending command asks of the groups");
+            self.pending = Place::Full(pending.ok_or(impossible)?);
             ensure(is_serving, "a pending command without a driver")?;
-            self.pending = Place::Full(record.pending.restore()?);
-            self.check_pending()?;
         }
         if is_running {
             let reserved = !self.pending.is_empty();
@@ -282,11 +286,5 @@ impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ER
             ensure(told, "an answer about a namespace that will never come")?;
         }
         Ok(())
-    }
-
-    /// Whether the groups can be asked what the pending command asks of them.
-    fn check_pending(&self) -> Result<(), StateError> {
-        let Some(PendingCommand { request, .. }) = self.pending.as_ref() else { return Ok(()) };
-        ensure(self.is_possible(request), "what a pending command asks of the groups")
     }
 }

@@ -1,11 +1,12 @@
 //! Namespaces as records.
 
+use super::super::Controller;
 use super::super::groups::{GroupSet, UnderWay};
 use super::super::namespaces::{Entry, NamespaceChange, NamespaceConfig, Namespaces, State, shape};
 use crate::namespace::Namespace;
-use crate::place::Place;
 use crate::state::controller::NamespaceRecord;
-use crate::state::{StateError, Writer, ensure, flag};
+use crate::state::{StateError, Writer, ensure};
+use zerocopy::IntoBytes;
 
 impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
     /// Namespaces that there are, of whatever state.
@@ -40,45 +41,54 @@ impl<const NAMESPACES: usize> Namespaces<NAMESPACES> {
         Ok(())
     }
 
-    /// Fills an empty table of which drivers know `highest_nsid` entries.
-    pub(super) fn load(
-        &mut self,
-        highest_nsid: usize,
-        records: &[NamespaceRecord],
-        changed: &[u8],
-        groups: GroupSet,
-        has_storage: impl Fn(u32, &Namespace) -> bool,
-    ) -> Result<(), StateError> {
-        self.hidden = NAMESPACES.checked_sub(highest_nsid).ok_or(StateError::TooSmall("namespaces"))?;
-        ensure(highest_nsid > 0, "the highest namespace identifier")?;
-        for record in records {
-            let index = record.index.get();
-            ensure(usize::from(index) < highest_nsid, "a namespace above the highest identifier")?;
-            let nsid = u32::from(index).saturating_add(1);
-            let entry = record.restore(nsid)?;
-            let told = (entry.due.0 | entry.sent.0) & !groups.0 == 0;
-            ensure(told, "a namespace that more groups than there are have to know")?;
-            // A removed namespace's storage may be closed as soon as the host has been told.
-            let stored = has_storage(nsid, &entry.shape) && has_storage(nsid, &entry.target);
-            if entry.state != State::Removed && !stored {
-                return Err(StateError::Mismatch("a namespace has no such storage"));
-            }
-            ensure(!self.has_identifier_of(&entry.config), "two namespaces with the same identifier")?;
-            match self.entries.get_mut(usize::from(index)) {
-                Some(place) if place.is_empty() => *place = Place::Full(entry),
-                _ => return Err(StateError::Inconsistent("a namespace twice")),
-            }
-        }
+    fn load_changed(&mut self, changed: &[u8]) {
         for (eight, bits) in self.changed.chunks_mut(8).zip(changed) {
             for (bit, changed) in (0u32..).zip(eight) {
                 *changed = bits.wrapping_shr(bit) & 1 != 0;
             }
         }
+    }
+}
+
+impl<const GROUPS: usize, const QUEUES: usize, const NAMESPACES: usize, const ERRORS: usize>
+    Controller<GROUPS, QUEUES, NAMESPACES, ERRORS>
+{
+    /// Fills an empty table of which drivers know `highest_nsid` entries.
+    pub(super) fn load_namespaces(
+        &mut self,
+        highest_nsid: usize,
+        records: &[NamespaceRecord],
+        changed: &[u8],
+        has_storage: impl Fn(u32, &Namespace) -> bool,
+    ) -> Result<(), StateError> {
+        let hidden = NAMESPACES.checked_sub(highest_nsid);
+        self.namespaces.hidden = hidden.ok_or(StateError::TooSmall("namespaces"))?;
+        ensure(highest_nsid > 0, "the highest namespace identifier")?;
+        let groups = self.groups.all();
+        for record in records {
+            let index = record.index.get();
+            let nsid = u32::from(index).saturating_add(1);
+            let impossible = StateError::Inconsistent("a namespace that can't be added");
+            self.add_namespace(Some(nsid), record.config()).map_err(|_| impossible)?;
+            let entry = self.namespaces.get_mut(nsid).ok_or(impossible)?;
+            record.restore(entry)?;
+            let told = (entry.due.0 | entry.sent.0) & !groups.0 == 0;
+            ensure(told, "a namespace that more groups than there are have to know")?;
+            // Numbers and flags that mean nothing have become others.
+            ensure(entry.record(index).as_bytes() == record.as_bytes(), "a namespace's state")?;
+            // A removed namespace's storage may be closed as soon as the host has been told.
+            let stored = has_storage(nsid, &entry.shape) && has_storage(nsid, &entry.target);
+            if entry.state != State::Removed && !stored {
+                return Err(StateError::Mismatch("a namespace has no such storage"));
+            }
+        }
+        self.namespaces.load_changed(changed);
         Ok(())
     }
 }
 
 impl Entry {
+    #[inline(never)]
     fn record(&self, index: u16) -> NamespaceRecord {
         let Self { shape, config, state, target: _, due, sent, report, time_limit } = self;
         let NamespaceConfig {
@@ -121,42 +131,45 @@ impl Entry {
 }
 
 impl NamespaceRecord {
-    fn restore(&self, nsid: u32) -> Result<Entry, StateError> {
-        let state = match self.state {
+    fn config(&self) -> NamespaceConfig {
+        NamespaceConfig {
+            size_blocks: self.size_blocks.get(),
+            block_bytes: self.block_bytes.get(),
+            read_only: self.read_only != 0,
+            deallocated_reads_zero: self.deallocated_reads_zero != 0,
+            uuid: self.uuid,
+            nguid: self.nguid,
+            eui64: self.eui64,
+        }
+    }
+
+    /// Makes of a namespace that was just added what it was; something else, where the record is none that
+    /// [`Entry::record`] makes.
+    fn restore(&self, entry: &mut Entry) -> Result<(), StateError> {
+        entry.state = match self.state {
             0 => State::Adding,
             1 => State::Active,
             2 => State::Resizing,
             3 => State::Removing,
-            4 => State::Removed,
-            _ => return Err(StateError::Inconsistent("a namespace's state")),
+            _ => State::Removed,
         };
-        let report = match self.report {
-            0 => None,
+        let nsid = u32::from(self.index.get()).saturating_add(1);
+        entry.report = match self.report {
             1 => Some(NamespaceChange::Added { nsid }),
             2 => Some(NamespaceChange::Resized { nsid }),
             3 => Some(NamespaceChange::Removed { nsid }),
-            _ => return Err(StateError::Inconsistent("a namespace's change")),
+            _ => None,
         };
-        let config = NamespaceConfig {
-            size_blocks: self.size_blocks.get(),
-            block_bytes: self.block_bytes.get(),
-            read_only: flag(self.read_only)?,
-            deallocated_reads_zero: flag(self.deallocated_reads_zero)?,
-            uuid: self.uuid,
-            nguid: self.nguid,
-            eui64: self.eui64,
-        };
-        let visible = NamespaceConfig { size_blocks: self.visible_blocks.get(), ..config };
-        let impossible = StateError::Inconsistent("a namespace's shape");
-        let target = shape(&config).map_err(|_| impossible)?;
-        let shape = shape(&visible).map_err(|_| impossible)?;
-        ensure(config.is_identified(), "a namespace without an identifier")?;
-        let (due, sent) = (GroupSet(self.due.get()), GroupSet(self.sent.get()));
-        let is_changing = matches!(state, State::Adding | State::Resizing | State::Removing);
-        let is_asked = !due.is_empty() || !sent.is_empty();
+        let visible = NamespaceConfig { size_blocks: self.visible_blocks.get(), ..entry.config };
+        entry.shape = shape(&visible).map_err(|_| StateError::Inconsistent("a namespace's shape"))?;
+        (entry.due, entry.sent) = (GroupSet(self.due.get()), GroupSet(self.sent.get()));
+        entry.time_limit = self.time_limit.get();
+        let is_changing = matches!(entry.state, State::Adding | State::Resizing | State::Removing);
+        let is_asked = !entry.due.is_empty() || !entry.sent.is_empty();
         ensure(is_changing == is_asked, "a namespace's change that no group is asked for")?;
-        let is_reported = matches!(report, Some(NamespaceChange::Removed { .. }));
-        ensure((state == State::Removed) == is_reported, "a removed namespace that nobody hears of")?;
-        Ok(Entry { shape, config, state, target, due, sent, report, time_limit: self.time_limit.get() })
+        ensure(
+            (entry.state == State::Removed) == (self.report == 3),
+            "a removed namespace that nobody hears of",
+        )
     }
 }

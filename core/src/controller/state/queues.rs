@@ -6,13 +6,13 @@ use super::super::admin_queue::AdminQueue;
 use super::super::groups::UnderWay;
 use super::super::queues::Queues;
 use super::super::{Controller, PendingCommand};
-use crate::message::{Coalescing, DoorbellBuffer, GroupRequest};
+use crate::message::{DoorbellBuffer, GroupRequest, MessageWords, kind};
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::spec::queue_entry::SubmissionQueueEntry;
 use crate::spec::status::Status;
 use crate::state::controller::{AdminQueueRecord, GroupRecord, PendingRecord, QueueRecord, RequestRecord};
 use crate::state::group::StatisticsRecord;
-use crate::state::{StateError, Writer, ensure, flag, optional};
+use crate::state::{StateError, Writer, ensure, flag};
 
 impl AdminQueueRecord {
     pub(super) fn new(admin: &AdminQueue) -> Self {
@@ -31,9 +31,10 @@ impl AdminQueueRecord {
         buffer: Option<DoorbellBuffer>,
         is_reserved: bool,
     ) -> Result<AdminQueue, StateError> {
-        let phase = flag(self.phase)?;
-        let submission = SubmissionQueue::restore(0, &self.submission, buffer, false)?;
-        let mut completion = CompletionQueue::restore(0, &self.completion, phase, buffer, false)?;
+        self.submission.check(1)?;
+        self.completion.check(CompletionQueue::ALIGNMENT)?;
+        let submission = SubmissionQueue::restore(0, &self.submission, buffer, false);
+        let mut completion = CompletionQueue::restore(0, &self.completion, self.phase != 0, buffer, false);
         ensure(
             !is_reserved || completion.reserve(),
             "a pending command without an entry for its completion",
@@ -103,89 +104,67 @@ impl PendingRecord {
         record
     }
 
-    pub(super) fn restore(&self) -> Result<PendingCommand, StateError> {
-        let command = SubmissionQueueEntry::read_from_bytes(&self.command);
-        Ok(PendingCommand {
-            command: command.map_err(|_| StateError::WrongLength)?,
+    /// `None` where the request is none; another command, where the record is none that [`PendingRecord::new`]
+    /// makes.
+    pub(super) fn restore(&self) -> Option<PendingCommand> {
+        Some(PendingCommand {
+            command: SubmissionQueueEntry::read_from_bytes(&self.command).ok()?,
             request: self.request.restore()?,
-            failure: optional(self.has_failed, Status(self.status.get()))?,
-            aborted: flag(self.aborted)?,
+            failure: (self.has_failed != 0).then_some(Status(self.status.get())),
+            aborted: self.aborted != 0,
         })
     }
 }
 
+/// What is taken from the kinds of messages that admin commands don't lead to.
+const KINDS_LEFT_OUT: u16 = kind::SET_WRITE_CACHE - 7;
+
 impl RequestRecord {
     fn new(request: &GroupRequest) -> Self {
-        let record = Self::default();
-        match *request {
-            GroupRequest::CreateCompletionQueue { qid, base, size, vector, coalesce } => Self {
-                kind: 1,
-                flag: coalesce.into(),
-                qid: qid.into(),
-                other: vector.unwrap_or(0).into(),
-                low: vector.is_some().into(),
-                size: size.into(),
-                base: base.into(),
-                ..record
-            },
-            GroupRequest::CreateSubmissionQueue { qid, cqid, base, size, page_shift } => Self {
-                kind: 2,
-                qid: qid.into(),
-                other: cqid.into(),
-                low: page_shift,
-                size: size.into(),
-                base: base.into(),
-                ..record
-            },
-            GroupRequest::DeleteCompletionQueue { qid } => Self { kind: 3, qid: qid.into(), ..record },
-            GroupRequest::DeleteSubmissionQueue { qid } => Self { kind: 4, qid: qid.into(), ..record },
-            GroupRequest::Abort { sqid, cid } => {
-                Self { kind: 5, qid: sqid.into(), other: cid.into(), ..record }
+        let MessageWords { kind, a, b, c, d, q: [base, second, ..] } = request.to_words();
+        let [a_low, _] = a.to_le_bytes();
+        let [b_low, _] = b.to_le_bytes();
+        let [c_low, _] = c.to_le_bytes();
+        let mut record = Self { size: d.into(), base: base.into(), second: second.into(), ..Self::default() };
+        let mut left_out = KINDS_LEFT_OUT;
+        match kind {
+            kind::SET_WRITE_CACHE => record.flag = a_low,
+            kind::SET_COALESCING => (record.low, record.high) = (a_low, b_low),
+            kind::SET_VECTOR_COALESCING => (record.other, record.flag) = (a.into(), b_low),
+            kind::REPORT_STATISTICS => {}
+            _ => {
+                left_out = 0;
+                (record.qid, record.other, record.low) = (a.into(), b.into(), c_low);
+                if kind == kind::CREATE_CQ {
+                    (record.low, record.flag) = (c_low & 1, c_low >> 1);
+                }
             }
-            GroupRequest::SetDoorbellBuffer(DoorbellBuffer { shadow, event_idx }) => {
-                Self { kind: 6, base: shadow.into(), second: event_idx.into(), ..record }
-            }
-            GroupRequest::SetWriteCache { enabled } => Self { kind: 7, flag: enabled.into(), ..record },
-            GroupRequest::SetCoalescing(Coalescing { threshold_z, time_100us }) => {
-                Self { kind: 8, low: threshold_z, high: time_100us, ..record }
-            }
-            GroupRequest::SetVectorCoalescing { vector, enabled } => {
-                Self { kind: 9, flag: enabled.into(), other: vector.into(), ..record }
-            }
-            GroupRequest::ReportStatistics => Self { kind: 10, ..record },
-            // No admin command asks for these.
-            GroupRequest::ClearDoorbellBuffer
-            | GroupRequest::SetNamespace { .. }
-            | GroupRequest::RemoveNamespace { .. }
-            | GroupRequest::Reset => record,
         }
+        [record.kind, _] = kind.wrapping_sub(left_out).to_le_bytes();
+        record
     }
 
-    fn restore(&self) -> Result<GroupRequest, StateError> {
-        let (qid, other, flag) = (self.qid.get(), self.other.get(), flag(self.flag)?);
-        let (base, size) = (self.base.get(), self.size.get());
-        Ok(match self.kind {
-            1 => {
-                let vector = optional(self.low, other)?;
-                GroupRequest::CreateCompletionQueue { qid, base, size, vector, coalesce: flag }
+    fn restore(&self) -> Option<GroupRequest> {
+        let (qid, other) = (self.qid.get(), self.other.get());
+        let (flag, low, high) = (self.flag.into(), self.low.into(), self.high.into());
+        let q = [self.base.get(), self.second.get(), 0, 0, 0, 0];
+        let kind = u16::from(self.kind);
+        let (kind, [a, b, c]) = match kind {
+            kind::CREATE_CQ => (kind, [qid, other, low | flag << 1]),
+            kind::CREATE_SQ..=kind::SET_DOORBELL_BUFFER => (kind, [qid, other, low]),
+            _ => {
+                let kind = kind.wrapping_add(KINDS_LEFT_OUT);
+                (
+                    kind,
+                    match kind {
+                        kind::SET_WRITE_CACHE => [flag, 0, 0],
+                        kind::SET_COALESCING => [low, high, 0],
+                        _ => [other, flag, 0],
+                    },
+                )
             }
-            2 => GroupRequest::CreateSubmissionQueue { qid, cqid: other, base, size, page_shift: self.low },
-            3 => GroupRequest::DeleteCompletionQueue { qid },
-            4 => GroupRequest::DeleteSubmissionQueue { qid },
-            5 => GroupRequest::Abort { sqid: qid, cid: other },
-            6 => {
-                let event_idx = self.second.get();
-                GroupRequest::SetDoorbellBuffer(DoorbellBuffer { shadow: base, event_idx })
-            }
-            7 => GroupRequest::SetWriteCache { enabled: flag },
-            8 => {
-                let (threshold_z, time_100us) = (self.low, self.high);
-                GroupRequest::SetCoalescing(Coalescing { threshold_z, time_100us })
-            }
-            9 => GroupRequest::SetVectorCoalescing { vector: other, enabled: flag },
-            10 => GroupRequest::ReportStatistics,
-            _ => return Err(StateError::Inconsistent("what a pending command asks of the groups")),
-        })
+        };
+        GroupRequest::from_words(&MessageWords { kind, a, b, c, d: self.size.get(), q })
     }
 }
 

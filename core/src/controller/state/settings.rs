@@ -7,9 +7,10 @@ use crate::message::Coalescing;
 use crate::spec::feature::{EVENT_CRITICAL_WARNINGS, EVENT_NAMESPACE_ATTRIBUTE, NumberOfQueues};
 use crate::spec::register::{AQA_WRITABLE, BASE_WRITABLE, CC_WRITABLE, ControllerConfiguration};
 use crate::state::controller::{ConfigRecord, FeaturesRecord, RegistersRecord};
-use crate::state::{StateError, ensure, flag};
+use crate::state::{StateError, ensure};
 
 impl ConfigRecord {
+    #[inline(never)]
     pub(super) fn new(config: &ControllerConfig) -> Self {
         let ControllerConfig {
             groups,
@@ -59,8 +60,9 @@ impl ConfigRecord {
         }
     }
 
-    pub(super) fn restore(&self) -> Result<ControllerConfig, StateError> {
-        Ok(ControllerConfig {
+    /// The configuration; another one, where the record is none that [`ConfigRecord::new`] makes.
+    pub(super) fn restore(&self) -> ControllerConfig {
+        ControllerConfig {
             groups: self.groups.get(),
             io_queues: self.io_queues.get(),
             max_queue_entries: self.max_queue_entries.get(),
@@ -69,35 +71,34 @@ impl ConfigRecord {
             page_shift_min: self.page_shift_min,
             page_shift_max: self.page_shift_max,
             timeout_500ms: self.timeout_500ms,
-            doorbell_buffer: flag(self.doorbell_buffer)?,
-            sgl: flag(self.sgl)?,
-            write_cache: flag(self.write_cache)?,
+            doorbell_buffer: self.doorbell_buffer != 0,
+            sgl: self.sgl != 0,
+            write_cache: self.write_cache != 0,
             controller_id: self.controller_id.get(),
             vendor_id: self.vendor_id.get(),
             subsystem_vendor_id: self.subsystem_vendor_id.get(),
             ieee_oui: self.ieee_oui,
-            serial: text(self.serial, self.serial_len)?,
-            model: text(self.model, self.model_len)?,
-            firmware: text(self.firmware, self.firmware_len)?,
-            subsystem_nqn: text(self.subsystem_nqn, self.subsystem_nqn_len)?,
-        })
+            serial: text(&self.serial, self.serial_len),
+            model: text(&self.model, self.model_len),
+            firmware: text(&self.firmware, self.firmware_len),
+            subsystem_nqn: text(&self.subsystem_nqn, self.subsystem_nqn_len),
+        }
     }
 }
 
-fn text<const N: usize>(bytes: [u8; N], len: u8) -> Result<Ascii<N>, StateError> {
-    Ascii::from_padded(bytes, len).ok_or(StateError::Inconsistent("a text that isn't printable ASCII"))
+fn text<const N: usize>(bytes: &[u8; N], len: u8) -> Ascii<N> {
+    Ascii::from_bytes(bytes.get(..len.into()).unwrap_or_default())
 }
 
 impl ControllerConfig {
-    /// The configuration of a state, where tables of these sizes and a host that has made `own` have room for it.
-    pub(super) fn fit(self, own: &Self, groups: usize, queues: usize) -> Result<Self, StateError> {
+    /// Whether tables of these sizes and a host that has made `own` have room for the configuration of a state.
+    pub(super) fn fits(&self, own: &Self, groups: usize, queues: usize) -> Result<(), StateError> {
         if usize::from(self.groups) > groups {
             return Err(StateError::TooSmall("groups"));
         }
         if usize::from(self.io_queues) > queues {
             return Err(StateError::TooSmall("queues"));
         }
-        ensure(self.in_range(groups, queues) == self, "a configuration out of range")?;
         if self.groups != own.groups {
             return Err(StateError::Mismatch("another number of queue groups"));
         }
@@ -115,7 +116,7 @@ impl ControllerConfig {
         if own.write_cache && !self.write_cache {
             return Err(StateError::Mismatch("a volatile write cache that the guest wasn't told of"));
         }
-        Ok(self)
+        Ok(())
     }
 }
 
@@ -136,19 +137,15 @@ impl RegistersRecord {
         }
     }
 
-    pub(super) fn restore(&self, config: &ControllerConfig) -> Result<RegisterFile, StateError> {
-        let (cc, aqa) = (self.cc.get(), self.aqa.get());
-        let (asq, acq) = (self.asq.get(), self.acq.get());
-        let reserved = cc & !CC_WRITABLE | aqa & !AQA_WRITABLE;
-        ensure(reserved == 0 && (asq | acq) & !BASE_WRITABLE == 0, "reserved bits of registers")?;
-        let mut registers = RegisterFile::new(config);
+    pub(super) fn restore(&self, registers: &mut RegisterFile) {
         registers.interrupt_mask = self.interrupt_mask.get();
-        registers.configuration = ControllerConfiguration::from_bits(cc);
-        registers.status.set_rdy(flag(self.rdy)?);
-        registers.status.set_cfs(flag(self.cfs)?);
-        registers.status.set_nssro(flag(self.nssro)?);
-        (registers.aqa, registers.asq, registers.acq) = (aqa, asq, acq);
-        Ok(registers)
+        registers.configuration = ControllerConfiguration::from_bits(self.cc.get() & CC_WRITABLE);
+        registers.status.set_rdy(self.rdy != 0);
+        registers.status.set_cfs(self.cfs != 0);
+        registers.status.set_nssro(self.nssro != 0);
+        registers.aqa = self.aqa.get() & AQA_WRITABLE;
+        registers.asq = self.asq.get() & BASE_WRITABLE;
+        registers.acq = self.acq.get() & BASE_WRITABLE;
     }
 }
 
@@ -186,19 +183,17 @@ impl FeaturesRecord {
         let queues = NumberOfQueues::from_bits(self.queues.get());
         let possible = queues.submission_z().max(queues.completion_z()) < config.io_queues;
         ensure(possible, "the number of queues")?;
-        let events = self.events.get();
-        ensure(events & !(EVENT_CRITICAL_WARNINGS | EVENT_NAMESPACE_ATTRIBUTE) == 0, "events wanted")?;
         Ok(Features {
             arbitration: self.arbitration.get(),
             power: self.power.get(),
             over_temperature: self.over_temperature.get(),
             under_temperature: self.under_temperature.get(),
-            write_cache: flag(self.write_cache)?,
+            write_cache: self.write_cache != 0,
             queues,
             coalescing: Coalescing { threshold_z: self.threshold_z, time_100us: self.time_100us },
             uncoalesced: self.uncoalesced.get(),
             write_atomicity: self.write_atomicity.get(),
-            events,
+            events: self.events.get() & (EVENT_CRITICAL_WARNINGS | EVENT_NAMESPACE_ATTRIBUTE),
         })
     }
 }
