@@ -277,9 +277,13 @@ impl DoorbellBufferRecord {
     pub(crate) fn restore(&self) -> Result<DoorbellBuffer, StateError> {
         let (shadow, event_idx) = (self.shadow.get(), self.event_idx.get());
         super::ensure((shadow | event_idx) & 3 == 0, "a doorbell buffer's alignment")?;
+        super::ensure(shadow.max(event_idx) <= LAST_PAGE, "a doorbell buffer at the end of memory")?;
         Ok(DoorbellBuffer { shadow, event_idx })
     }
 }
+
+/// The last address that a page, and so a doorbell buffer, can begin at.
+const LAST_PAGE: u64 = u64::MAX - 4095;
 
 impl StatisticsRecord {
     pub(crate) fn new(statistics: GroupStatistics) -> Self {

@@ -241,7 +241,7 @@ fn a_table_of_lies() {
     // Three submission queues, two completion queues behind the fixed record; offsets are the layout's.
     let submission = HEADER_BYTES + record;
     let completion = submission + 3 * 108;
-    let lies: [(&str, usize, &[u8]); 18] = [
+    let lies: [(&str, usize, &[u8]); 19] = [
         ("a fatal queue where there is no fatal event", HEADER_BYTES + 18, &[1, 0]),
         ("a reserved byte of a submission queue", submission + 7, &[1]),
         ("a burst that is over", HEADER_BYTES + 6, &[32, 0]),
@@ -249,6 +249,7 @@ fn a_table_of_lies() {
         ("a pending deletion of nothing", HEADER_BYTES + 13, &[1, 9, 0]),
         ("an abort of an empty slot", HEADER_BYTES + 13, &[3, 200, 0]),
         ("buffers at odd addresses", HEADER_BYTES + 20, &[1]),
+        ("buffers at the end of memory", HEADER_BYTES + 20, &0xffff_ffff_ffff_fff8_u64.to_le_bytes()),
         ("an unknown reply", HEADER_BYTES + 36, &[9]),
         ("a queue in no place", submission, &[200, 0]),
         ("a queue without completion queue", submission + 4, &[3, 0]),
