@@ -13,16 +13,22 @@ use crate::error::LoadError;
 /// Most values that an export takes.
 const MOST_VALUES: usize = 3;
 
-/// Parameters or results.
-pub(crate) trait Values: 'static {
+/// What an export takes.
+pub(crate) trait Parameters: 'static {
     /// Their types: `i` for i32, `l` for i64.
     const LETTERS: &'static str;
 
     /// As the engine passes them. What there is no value for is 0.
     fn store(self) -> [ValRaw; MOST_VALUES];
+}
 
-    /// As the engine has left them.
-    fn load(values: [ValRaw; MOST_VALUES]) -> Self;
+/// What an export returns: a value, or nothing.
+pub(crate) trait Results: 'static {
+    /// As [`Parameters::LETTERS`].
+    const LETTERS: &'static str;
+
+    /// As the engine has left it.
+    fn load(value: ValRaw) -> Self;
 }
 
 /// One of the exports that a module may have, with parameters `P` and results `R`.
@@ -52,7 +58,7 @@ macro_rules! exports {
 
         /// Names, parameters and results, by index.
         const TABLE: &[(&str, &str, &str)] = &[
-            $((stringify!($name), <$parameters as Values>::LETTERS, <$results as Values>::LETTERS),)*
+            $((stringify!($name), <$parameters as Parameters>::LETTERS, <$results as Results>::LETTERS),)*
         ];
     };
 }
@@ -138,7 +144,7 @@ impl Exports {
     }
 
     /// Whether the module has an export.
-    pub(crate) fn has<P: Values, R: Values>(&self, export: &Export<P, R>) -> bool {
+    pub(crate) fn has<P: Parameters, R: Results>(&self, export: &Export<P, R>) -> bool {
         matches!(self.functions.get(export.index), Some(Some(_)))
     }
 }
@@ -166,7 +172,7 @@ impl Functions {
 
     /// Calls an export. `exports` are those of the instance's module.
     #[inline]
-    pub(crate) fn call<P: Values, R: Values>(
+    pub(crate) fn call<P: Parameters, R: Results>(
         &mut self,
         exports: &Exports,
         mut store: impl AsContextMut,
@@ -182,7 +188,8 @@ impl Functions {
         // named the function in a module, and `find` takes it from there, whatever module that is. In `TABLE`, `P`
         // and `R` are on the same line as the index. The values are as many as the longer of them, and no references.
         unsafe { function.call_unchecked(store, &raw mut values) }?;
-        Ok(R::load(values))
+        let [value, ..] = values;
+        Ok(R::load(value))
     }
 
     #[cold]
@@ -196,96 +203,57 @@ impl Functions {
     }
 }
 
+/// Implements [`Parameters`] for types whose values are named.
+macro_rules! parameters {
+    ($($types:ty, $letters:literal: $pattern:pat => $values:expr;)*) => {
+        $(impl Parameters for $types {
+            const LETTERS: &'static str = $letters;
+
+            #[inline]
+            fn store(self) -> [ValRaw; MOST_VALUES] {
+                let $pattern = self;
+                $values
+            }
+        })*
+    };
+}
+
 #[inline]
 fn none() -> ValRaw {
     ValRaw::u64(0)
 }
 
-impl Values for () {
+parameters! {
+    (), "": () => [none(), none(), none()];
+    u32, "i": a => [ValRaw::u32(a), none(), none()];
+    u64, "l": a => [ValRaw::u64(a), none(), none()];
+    (u32, u32), "ii": (a, b) => [ValRaw::u32(a), ValRaw::u32(b), none()];
+    (u32, u64), "il": (a, b) => [ValRaw::u32(a), ValRaw::u64(b), none()];
+    (u64, u64), "ll": (a, b) => [ValRaw::u64(a), ValRaw::u64(b), none()];
+    (u32, u32, u64), "iil": (a, b, c) => [ValRaw::u32(a), ValRaw::u32(b), ValRaw::u64(c)];
+}
+
+impl Results for () {
     const LETTERS: &'static str = "";
 
     #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [none(); MOST_VALUES]
-    }
-
-    fn load(_: [ValRaw; MOST_VALUES]) {}
+    fn load(_: ValRaw) {}
 }
 
-impl Values for u32 {
+impl Results for u32 {
     const LETTERS: &'static str = "i";
 
     #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u32(self), none(), none()]
-    }
-
-    fn load([value, ..]: [ValRaw; MOST_VALUES]) -> Self {
+    fn load(value: ValRaw) -> Self {
         value.get_u32()
     }
 }
 
-impl Values for u64 {
+impl Results for u64 {
     const LETTERS: &'static str = "l";
 
     #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u64(self), none(), none()]
-    }
-
-    fn load([value, ..]: [ValRaw; MOST_VALUES]) -> Self {
+    fn load(value: ValRaw) -> Self {
         value.get_u64()
-    }
-}
-
-impl Values for (u32, u32) {
-    const LETTERS: &'static str = "ii";
-
-    #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u32(self.0), ValRaw::u32(self.1), none()]
-    }
-
-    fn load([first, second, _]: [ValRaw; MOST_VALUES]) -> Self {
-        (first.get_u32(), second.get_u32())
-    }
-}
-
-impl Values for (u32, u64) {
-    const LETTERS: &'static str = "il";
-
-    #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u32(self.0), ValRaw::u64(self.1), none()]
-    }
-
-    fn load([first, second, _]: [ValRaw; MOST_VALUES]) -> Self {
-        (first.get_u32(), second.get_u64())
-    }
-}
-
-impl Values for (u64, u64) {
-    const LETTERS: &'static str = "ll";
-
-    #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u64(self.0), ValRaw::u64(self.1), none()]
-    }
-
-    fn load([first, second, _]: [ValRaw; MOST_VALUES]) -> Self {
-        (first.get_u64(), second.get_u64())
-    }
-}
-
-impl Values for (u32, u32, u64) {
-    const LETTERS: &'static str = "iil";
-
-    #[inline]
-    fn store(self) -> [ValRaw; MOST_VALUES] {
-        [ValRaw::u32(self.0), ValRaw::u32(self.1), ValRaw::u64(self.2)]
-    }
-
-    fn load([first, second, third]: [ValRaw; MOST_VALUES]) -> Self {
-        (first.get_u32(), second.get_u32(), third.get_u64())
     }
 }

@@ -14,7 +14,7 @@ use wasmtime::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::error::Fault;
-use crate::export::{CALLS, Calls, Export, Functions, Values};
+use crate::export::{CALLS, Calls, Export, Functions, Parameters, Results};
 use crate::lend::{Borrower, Lent, lend};
 use crate::mirror::{Mirror, WriteBack};
 use crate::module::Module;
@@ -233,7 +233,7 @@ impl Instance {
     }
 
     /// Whether the module has an export that it may leave out.
-    pub(crate) fn has<P: Values, R: Values>(
+    pub(crate) fn has<P: Parameters, R: Results>(
         &self,
         export: impl FnOnce(&'static Calls) -> &'static Export<P, R>,
     ) -> bool {
@@ -242,7 +242,7 @@ impl Instance {
 
     /// Calls an export that touches no guest memory.
     #[inline]
-    pub(crate) fn call<P: Values, R: Values>(
+    pub(crate) fn call<P: Parameters, R: Results>(
         &mut self,
         export: impl FnOnce(&'static Calls) -> &'static Export<P, R>,
         parameters: P,
@@ -254,7 +254,7 @@ impl Instance {
 
     /// Calls an export with guest memory and doorbells.
     #[inline]
-    pub(crate) fn call_with<P: Values, R: Values>(
+    pub(crate) fn call_with<P: Parameters, R: Results>(
         &mut self,
         memory: &dyn DmaMemory,
         registers: &Registers,
@@ -379,9 +379,7 @@ impl Data {
         self.dma_bytes = self.dma_bytes.wrapping_add(bytes);
         Ok(())
     }
-}
 
-impl Data {
     /// What happened since this was asked last: bytes of guest memory that calls have moved, and whether a register
     /// was copied into the module in the middle of a call, which may have looked at it before.
     #[inline]

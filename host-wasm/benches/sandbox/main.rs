@@ -1,7 +1,7 @@
 //! What the sandbox costs: a command's way through it, instances, memory, and what bad tenants do to the others.
 //!
-//! `cargo xtask bench sandbox`, with `command`, `instances`, `runaways` or `neighbours` for some of it. Times of commands are processor time of the thread, native and sandboxed in turns on
-//! the same input, the median of many rounds.
+//! `cargo xtask bench sandbox`, with `command`, `instances`, `runaways` or `neighbours` for some of it. Times of commands
+//! are processor time of the thread, native and sandboxed in turns on the same input, the median of many rounds.
 
 mod command;
 mod flat;

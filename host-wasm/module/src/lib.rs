@@ -4,8 +4,8 @@
 //! keeps its tables in statics, so there is no allocator; there is no WASI and no start function. The interface
 //! is described in `host-wasm/ABI.md`, its records are those of `doorbell-abi`.
 //!
-//! The core sees guest memory through [`doorbell_turn::memory::Guest`]: inside `group_poll` a staged window, elsewhere the two
-//! imports.
+//! The core sees guest memory through [`doorbell_turn::memory::Guest`]: inside `group_poll` a staged window, elsewhere
+//! the two imports.
 //!
 //! Nothing here panics: the panic handler refers to a function that doesn't exist, and `cargo xtask module`
 //! checks that the built file neither imports it nor holds a reachable `unreachable`.

@@ -1,6 +1,5 @@
 //! A controller's state, and what the host knows by it.
 
-use doorbell_core::controller::NamespaceConfig;
 use doorbell_core::engine::{ControllerEngine, MoveError};
 use doorbell_core::message::GroupStatistics;
 use doorbell_core::namespace::Namespace;
@@ -48,18 +47,6 @@ impl<'a> Records<'a> {
     }
 }
 
-fn config_of(record: &NamespaceRecord) -> NamespaceConfig {
-    NamespaceConfig {
-        size_blocks: record.size_blocks.get(),
-        block_bytes: record.block_bytes.get(),
-        read_only: record.read_only != 0,
-        deallocated_reads_zero: record.deallocated_reads_zero != 0,
-        uuid: record.uuid,
-        nguid: record.nguid,
-        eui64: record.eui64,
-    }
-}
-
 const UNREADABLE: MoveError = MoveError::State(StateError::WrongLength);
 
 impl SandboxedController {
@@ -96,7 +83,7 @@ impl SandboxedController {
         let mut namespaces = records.namespaces.iter();
         let same = records.namespaces.len() == self.namespaces.len()
             && namespaces
-                .all(|record| self.namespaces.is(u32::from(record.index.get()) + 1, &config_of(record)));
+                .all(|record| self.namespaces.is(u32::from(record.index.get()) + 1, &record.config()));
         if same { Ok(()) } else { Err("the running module saves other namespaces than there are") }
     }
 
@@ -131,7 +118,7 @@ impl SandboxedController {
         self.namespaces = Namespaces::default();
         for record in records.namespaces {
             let nsid = u32::from(record.index.get()) + 1;
-            self.namespaces.moved(nsid, config_of(record), record.state, record.report);
+            self.namespaces.moved(nsid, record.config(), record.state, record.report);
         }
         self.requests.clear();
         self.interrupts.clear();

@@ -164,9 +164,9 @@ impl SandboxedGroup {
 
 /// The place of a slot in a table that grows with the slots that are used: a module takes low ones first.
 #[inline]
-pub(super) fn slot<T>(table: &mut Vec<Option<T>>, index: usize) -> Option<&mut Option<T>> {
+pub(super) fn slot(table: &mut Vec<Option<Outstanding>>, index: usize) -> Option<&mut Option<Outstanding>> {
     if index >= table.len() {
-        table.resize_with(index + 1, || None);
+        table.resize(index + 1, None);
     }
     table.get_mut(index)
 }

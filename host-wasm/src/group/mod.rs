@@ -61,7 +61,7 @@ pub struct SandboxedGroup {
     fetched: Fetched,
     /// Completions that the module hasn't been told of.
     ended: Vec<CompletionRecord>,
-    /// How many of them are posted in the midst of a batch; see [`post_at`].
+    /// How many of them are posted in the midst of a batch; see [`early_posts`].
     post_at: usize,
     messages: VecDeque<GroupMessage>,
     interrupts: VecDeque<u16>,
@@ -86,7 +86,7 @@ const MIN_POST: usize = 2;
 
 /// How many completions are posted in the midst of a batch of `commands`, where `posted` were before it: so many that
 /// the driver has as much to do then as the device. Once it has, each batch is posted with the next one's fetch.
-fn post_at(commands: usize, posted: usize) -> usize {
+fn early_posts(commands: usize, posted: usize) -> usize {
     let ahead = commands.saturating_sub(posted) / 2;
     if ahead < MIN_POST { usize::MAX } else { ahead }
 }
@@ -108,6 +108,14 @@ struct Fetched {
     shapes: u64,
 }
 
+/// Queues by identifier.
+#[derive(Debug, Default)]
+struct Queues {
+    submission: Vec<u16>,
+    /// Identifier, vector, guest address, bytes.
+    completion: Vec<(u16, Option<u16>, u64, u64)>,
+}
+
 impl Queues {
     /// The completion queue in whose memory `address` lies, or 0.
     #[cold]
@@ -117,14 +125,6 @@ impl Queues {
         };
         self.completion.iter().find(at).map_or(0, |&(qid, ..)| qid)
     }
-}
-
-/// Queues by identifier.
-#[derive(Debug, Default)]
-struct Queues {
-    submission: Vec<u16>,
-    /// Identifier, vector, guest address, bytes.
-    completion: Vec<(u16, Option<u16>, u64, u64)>,
 }
 
 impl SandboxedGroup {

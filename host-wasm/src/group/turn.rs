@@ -6,7 +6,7 @@ use doorbell_core::memory::DmaMemory;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use super::{Fetched, SandboxedGroup, post_at};
+use super::{Fetched, SandboxedGroup, early_posts};
 use crate::error::Fault;
 use crate::instance::Area;
 use crate::mirror::{Moved, WriteBack};
@@ -119,13 +119,10 @@ impl SandboxedGroup {
         let turn: Option<&TurnRecord> = layout.turn.at(linear, 0);
         let turn = turn.ok_or(Fault::Interface("no turn record"))?;
         let writes = count(turn.writes, layout.writes)?;
-        let commands = if fetches { count(turn.commands, layout.commands)? } else { 0 };
+        let commands = count(turn.commands, if fetches { layout.commands } else { Area::default() })?;
         let messages = count(turn.messages, layout.messages)?;
         let interrupts = count(turn.interrupts, layout.interrupts)?;
         let cancels = count(turn.cancels, layout.cancels)?;
-        if !fetches && turn.commands.get() != 0 {
-            return Err(TOO_LONG);
-        }
         // Entries that are posted belong to commands that have ended or never begun, so their data is there.
         data.spend(writes as u64 * 16)?;
         let mut lost = None;
@@ -147,7 +144,7 @@ impl SandboxedGroup {
         }
         if let After::Turn { told, fetches: true, .. } = after {
             self.fetched = Fetched { places: 0..commands, shapes: self.shapes };
-            self.post_at = post_at(commands, told);
+            self.post_at = early_posts(commands, told);
         }
         let (dma_bytes, restaged) = data.take_moved();
         self.shared.count_poll(commands as u64, dma_bytes);
@@ -212,11 +209,9 @@ impl SandboxedGroup {
     }
 }
 
-const TOO_LONG: Fault = Fault::Interface("a list is longer than its place");
-
 /// What the module says that a list holds.
 #[inline]
 fn count(count: U32, list: Area) -> Result<usize, Fault> {
     let count = count.get() as usize;
-    if count > list.count { Err(TOO_LONG) } else { Ok(count) }
+    if count > list.count { Err(Fault::Interface("a list is longer than its place")) } else { Ok(count) }
 }

@@ -120,24 +120,6 @@ fn check(bytes: &[u8]) -> Result<Found> {
         "{} bytes are initialised, more than {MAX_DATA_BYTES}: is one of the tables not zero bytes?",
         image.data_bytes
     );
-    let mut reached = BTreeSet::new();
-    let mut next: Vec<u32> = image.exported.clone();
-    while let Some(function) = next.pop() {
-        let Some(index) = function.checked_sub(image.imported_functions) else { continue };
-        if !reached.insert(function) {
-            continue;
-        }
-        let body = image.bodies.get(index as usize).context("a function without a body")?;
-        ensure!(
-            body.unreachable == 0,
-            "function {function}, which an export reaches, has {} instructions `unreachable`",
-            body.unreachable
-        );
-        next.extend(&body.calls);
-        if body.indirect {
-            next.extend(&image.in_tables);
-        }
-    }
     let mut depths = BTreeMap::new();
     let mut depth_bytes = 0;
     for &export in &image.exported {
@@ -148,11 +130,11 @@ fn check(bytes: &[u8]) -> Result<Found> {
         depth_bytes <= stack_bytes,
         "its deepest call needs {depth_bytes} bytes of stack of {stack_bytes}"
     );
-    Ok(Found { functions: reached.len(), depth_bytes, stack_bytes })
+    Ok(Found { functions: depths.len(), depth_bytes, stack_bytes })
 }
 
 impl Image {
-    /// Bytes of stack that a function and what it calls need. `depths` holds what is known, and nothing for a function
+    /// Bytes of stack that a function and what it calls need; none of them may hold an `unreachable`. `depths` holds what is known, and nothing for a function
     /// that is being looked at.
     fn depth(&self, function: u32, depths: &mut BTreeMap<u32, Option<u64>>) -> Result<u64> {
         let Some(index) = function.checked_sub(self.imported_functions) else { return Ok(0) };
@@ -165,6 +147,11 @@ impl Image {
             None => {}
         }
         let body = self.bodies.get(index as usize).context("a function without a body")?;
+        ensure!(
+            body.unreachable == 0,
+            "function {function}, which an export reaches, has {} instructions `unreachable`",
+            body.unreachable
+        );
         // One that calls nothing may use what lies below the pointer, and not move it.
         ensure!(
             body.frame_bytes > 0 || !body.has_frame,

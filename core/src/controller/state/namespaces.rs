@@ -131,7 +131,9 @@ impl Entry {
 }
 
 impl NamespaceRecord {
-    fn config(&self) -> NamespaceConfig {
+    /// The namespace's configuration, as it says.
+    #[must_use]
+    pub fn config(&self) -> NamespaceConfig {
         NamespaceConfig {
             size_blocks: self.size_blocks.get(),
             block_bytes: self.block_bytes.get(),

@@ -9,6 +9,7 @@ pub mod tables;
 use doorbell_abi::{CommandRecord, MessageRecord, NEVER, NO_INTERRUPTS, TurnRecord};
 use doorbell_core::spec::status::Status;
 use doorbell_core::tag::Tag;
+use zerocopy::little_endian::U32;
 
 use crate::memory::Guest;
 use crate::tables::{group, registers, shared};
@@ -75,43 +76,38 @@ pub fn leave(commands: u32, writes: u32, mut flags: u32, now_ns: u64) {
     };
     if group.wants_interrupt() {
         if now_ns != NO_INTERRUPTS {
-            // SAFETY: a static, borrowed for this block only.
+            // SAFETY: a static, borrowed for this statement only.
             let list = unsafe { &mut (*shared()).interrupts };
-            let mut count = 0;
-            for place in list {
-                let Some(vector) = group.poll_interrupt(now_ns) else { break };
-                *place = u32::from(vector);
-                count += 1;
-            }
-            turn.interrupts = count.into();
+            turn.interrupts = fill(list, || group.poll_interrupt(now_ns).map(u32::from));
             turn.deadline_ns = group.interrupt_deadline_ns().unwrap_or(NEVER).into();
         }
         if group.wants_interrupt() {
             flags |= TurnRecord::WANTS_INTERRUPT;
         }
     }
-    // SAFETY: a static, borrowed for the next loop only.
+    // SAFETY: a static, borrowed for this statement and the next.
     let cancels = unsafe { &mut (*shared()).cancels };
-    let mut count = 0;
-    for place in cancels {
-        let Some(tag) = group.poll_cancel() else { break };
-        *place = tag.to_u64();
-        count += 1;
-    }
-    turn.cancels = count.into();
-    // SAFETY: a static, borrowed for the next loop only.
+    turn.cancels = fill(cancels, || group.poll_cancel().map(|tag| tag.to_u64()));
+    // SAFETY: as above.
     let messages = unsafe { &mut (*shared()).messages };
-    let mut count = 0;
-    for place in messages {
-        let Some(message) = group.poll_message() else { break };
-        *place = MessageRecord::encode_message(&message);
-        count += 1;
-    }
-    turn.messages = count.into();
+    turn.messages =
+        fill(messages, || group.poll_message().map(|message| MessageRecord::encode_message(&message)));
     if group.is_resetting() {
         flags |= TurnRecord::RESETTING;
     }
     turn.flags = flags.into();
     // SAFETY: a static, written by this statement only.
     unsafe { (*shared()).turn = turn };
+}
+
+/// Fills a list with what there is, as far as there is room; how many there are in it then.
+#[inline]
+fn fill<T>(list: &mut [T], mut next: impl FnMut() -> Option<T>) -> U32 {
+    let mut count = 0;
+    for place in list {
+        let Some(value) = next() else { break };
+        *place = value;
+        count += 1;
+    }
+    U32::new(count)
 }
