@@ -32,8 +32,9 @@ impl Monitor {
 
     /// Executes a command; an error of QEMU's is one.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        let line = json!({ "execute": command, "arguments": arguments });
-        writeln!(self.reader.get_mut(), "{line}")?;
+        // In one write: QEMU carries a command out at its last brace, and after `quit` nobody reads the rest.
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        self.reader.get_mut().write_all(line.as_bytes())?;
         loop {
             let mut answer = self.next()?;
             if answer.get("event").is_some() {

@@ -133,7 +133,7 @@ impl Entry {
 impl NamespaceRecord {
     /// The namespace's configuration, as it says.
     #[must_use]
-    pub fn config(&self) -> NamespaceConfig {
+    pub const fn config(&self) -> NamespaceConfig {
         NamespaceConfig {
             size_blocks: self.size_blocks.get(),
             block_bytes: self.block_bytes.get(),
